@@ -2,6 +2,7 @@
 //! GPU, once or many times (`trials`).
 
 mod baseline;
+mod largest;
 pub(crate) mod trials;
 mod values;
 
@@ -33,7 +34,7 @@ use harness_gpu_settings::settings::{
     UNMEASURED, Values,
 };
 use harness_gpu_settings::{
-    calls::Call, context_overhead::ContextOverhead, latency::Latency, limits::Limits,
+    calls::Call, context_overhead::ContextOverhead, gpus::Gpu, latency::Latency, limits::Limits,
     workspaces::HEADER,
 };
 use harness_report::explain::text;
@@ -54,6 +55,7 @@ const EXAMPLES: &str = "Examples:
   harness exec --every-fault --expect recovers -- python train.py
   harness exec --every-fault --shard 1/2 --format json -- python train.py > 1.json
   harness exec --least-memory -- python train.py
+  harness exec --largest batch=1..4096 --gpu h100-80 --gpu h200 -- python train.py {batch}
   harness exec --memory 24GiB --baseline peaks.json -- python train.py
   harness exec --python old/bin/python --python new/bin/python -- train.py
   harness exec --alloc-conf '' --alloc-conf expandable_segments:True -- python train.py
@@ -113,13 +115,14 @@ pub(super) struct Exec {
     device: Option<u32>,
     /// The GPU to simulate: a name, as in `a100-40` or `h200`, or a file that describes a GPU, as
     /// in `my-gpu.yaml`. The page "GPUs" of the guide lists the names and describes the file.
+    /// `--largest` takes several.
     #[arg(
         long,
         value_name = "GPU",
         default_value = DEFAULT_GPU,
         value_parser = device::gpu_or_file,
     )]
-    gpu: String,
+    gpu: Vec<String>,
     /// Number of simulated GPUs, at most 120. All processes of the program see all of them and
     /// share their memory.
     #[arg(
@@ -228,6 +231,8 @@ pub(super) struct Exec {
     quiet: bool,
     #[command(flatten)]
     many: trials::Options,
+    #[command(flatten)]
+    largest: largest::LargestOptions,
     /// The program and its arguments.
     #[arg(last = true, required = true, value_name = "COMMAND")]
     command: Vec<OsString>,
@@ -262,7 +267,10 @@ impl Exec {
         if self.values.is_none() && self.device.is_none() {
             self.settled_values = values::settled()?;
         }
-        let has_many = self.many.are_asked_for(&self.alloc_conf, &self.addresses)?;
+        let is_search = self.largest.are_asked_for();
+        let has_many = self
+            .many
+            .are_asked_for(&self.alloc_conf, &self.addresses, is_search)?;
         let of_one_run = [
             &self.record,
             &self.snapshot,
@@ -305,55 +313,22 @@ impl Exec {
                 .into());
             }
         };
-        let setup = if self.device.is_some() {
-            Setup::for_real_gpu(&self.command, python)
-        } else {
-            Setup::of(&self.command, python, self.cuda)
-        };
-        let setup = setup?;
-        if let Some(doubt) = &setup.doubt {
-            terminal::message(doubt);
+        if is_search {
+            return self.search_largest(python);
         }
-        if !setup.uses_cuda && torch::begins_with_python(&self.command) {
-            terminal::message(setup::without_cuda(setup.program.python.as_deref()));
+        if self.gpu.len() > 1 {
+            return Err(CliError::input(
+                "`--gpu` is given more than once",
+                "give one, or search with `--largest`",
+            )
+            .into());
         }
-        if self.alloc_conf.is_empty() {
-            torch::settings_without_effect(setup.torch_version(), |name| std::env::var(name).ok())
-                .iter()
-                .for_each(terminal::message);
-        }
+        let setup = self.setup(&self.command, python)?;
         let (mut machine, gpu) = match self.device {
             None => (Machine::Simulated(self.settings(&setup)?), None),
             Some(ordinal) => {
-                if let Some(fault) = self
-                    .fail
-                    .iter()
-                    .find(|fault| fault.call.is_some_and(Call::is_of_library))
-                {
-                    let message = format!(
-                        "`--fail {fault}` needs a simulated GPU: on a real one, only requests for \
-                         memory can fail"
-                    );
-                    return Err(CliError::input(
-                        message,
-                        "leave out `--device`, or fail a call such as cudaMalloc",
-                    )
-                    .into());
-                }
-                let device = self.real_device(ordinal)?;
-                let (faults, latencies) = (self.fail.clone(), self.latency.clone());
-                (
-                    Machine::Real(
-                        ordinal,
-                        Limits {
-                            device: device.total,
-                            memory: self.memory,
-                            faults,
-                            latencies,
-                        },
-                    ),
-                    Some(device.name),
-                )
+                let (machine, gpu) = self.real_machine(ordinal)?;
+                (machine, Some(gpu))
             }
         };
         if has_many {
@@ -413,6 +388,53 @@ impl Exec {
             )
         };
         self.finish(&ended, &record, &machine, gpu.as_deref(), differences)
+    }
+
+    /// Finds out what the program needs, and tells what is in doubt.
+    fn setup(&self, command: &[OsString], python: Option<&Path>) -> Result<Setup, CliError> {
+        let setup = if self.device.is_some() {
+            Setup::for_real_gpu(command, python)
+        } else {
+            Setup::of(command, python, self.cuda)
+        }?;
+        if let Some(doubt) = &setup.doubt {
+            terminal::message(doubt);
+        }
+        if !setup.uses_cuda && torch::begins_with_python(command) {
+            terminal::message(setup::without_cuda(setup.program.python.as_deref()));
+        }
+        if self.alloc_conf.is_empty() {
+            torch::settings_without_effect(setup.torch_version(), |name| std::env::var(name).ok())
+                .iter()
+                .for_each(terminal::message);
+        }
+        Ok(setup)
+    }
+
+    /// The real GPU with its limits, and its name.
+    fn real_machine(&self, ordinal: u32) -> Result<(Machine, String), CliError> {
+        if let Some(fault) = self
+            .fail
+            .iter()
+            .find(|fault| fault.call.is_some_and(Call::is_of_library))
+        {
+            let message = format!(
+                "`--fail {fault}` needs a simulated GPU: on a real one, only requests for memory \
+                 can fail"
+            );
+            return Err(CliError::input(
+                message,
+                "leave out `--device`, or fail a call such as cudaMalloc",
+            ));
+        }
+        let device = self.real_device(ordinal)?;
+        let limits = Limits {
+            device: device.total,
+            memory: self.memory,
+            faults: self.fail.clone(),
+            latencies: self.latency.clone(),
+        };
+        Ok((Machine::Real(ordinal, limits), device.name))
     }
 
     /// For the range of peaks, runs the program again with a host that runs ahead, if its peaks
@@ -622,8 +644,15 @@ impl Exec {
         self.values.or(self.settled_values)
     }
 
+    fn gpu(&self) -> &str {
+        self.gpu.first().map_or(DEFAULT_GPU, String::as_str)
+    }
+
     fn settings(&self, setup: &Setup) -> Result<Settings, CliError> {
-        let gpu = device::gpu(&self.gpu)?;
+        self.settings_on(device::gpu(self.gpu())?, setup)
+    }
+
+    fn settings_on(&self, gpu: &'static Gpu, setup: &Setup) -> Result<Settings, CliError> {
         let memory = self.memory.unwrap_or(gpu.memory);
         let overhead = self.context_overhead.of_context();
         if overhead >= memory {
@@ -702,7 +731,7 @@ impl Exec {
                     "--gpu {} --memory {}B --devices {devices} --cuda {cuda} --context-overhead {} \
                      --events {events} --addresses {addresses} \
                      --cudnn-workspace {cudnn_workspace} --values {values}",
-                    shell::quoted(&self.gpu),
+                    shell::quoted(self.gpu()),
                     memory.0,
                     self.context_overhead
                 ) + &self

@@ -87,6 +87,7 @@ fn main() -> ExitCode {
         what_copies_would_share_is_named_and_each_run_starts_anew
         shards_run_the_cases_of_the_whole_and_are_merged
         the_least_memory_is_found
+        the_largest_value_that_fits_is_found_on_each_gpu
         settings_are_compared_by_running_the_program_with_each
         many_runs_on_a_limited_real_gpu_match_a_simulated_one
         runs_on_a_real_gpu_are_sequential_by_default
@@ -2540,6 +2541,113 @@ fn the_least_memory_is_found(world: World) {
         allowed.out,
         allowed.err
     );
+}
+
+fn the_largest_value_that_fits_is_found_on_each_gpu(world: World) {
+    let program = "import sys, torch\nfor _ in range(int(sys.argv[1])):\n    \
+         torch.cuda.malloc(int(sys.argv[2]) << 20)\n";
+    world.write("train.py", program);
+    let search = |options: &[&str], arguments: &[&str]| {
+        let all = [&["--largest", "count=1..4096"], options].concat();
+        world.run(&all, &[&["python3", "train.py"], arguments].concat())
+    };
+    let gpus = [
+        "--gpu",
+        "h100-80",
+        "--gpu",
+        "rtx4090-24",
+        "--largest",
+        "mib=100,200",
+    ];
+    let ran = search(
+        &[&gpus[..], &["--format", "json"]].concat(),
+        &["{count}", "{mib}"],
+    );
+    assert_eq!(ran.code, Some(0), "{}", ran.err);
+    let report: Value = serde_json::from_str(&ran.out).unwrap();
+    let rows = report["rows"].as_array().unwrap();
+    let found: Vec<_> = rows
+        .iter()
+        .map(|row| {
+            (
+                row["gpu"].as_str().unwrap(),
+                row["others"]["mib"].as_u64(),
+                row["largest"].as_u64(),
+            )
+        })
+        .collect();
+    let expected = [
+        ("h100-80", 100, 10),
+        ("rtx4090-24", 100, 10),
+        ("h100-80", 200, 5),
+        ("rtx4090-24", 200, 5),
+    ];
+    assert_eq!(
+        found,
+        expected.map(|(gpu, mib, largest)| (gpu, Some(mib), Some(largest)))
+    );
+    assert_eq!(rows[1]["next"]["value"], 11, "{report:#}");
+    // In text, with the exit code of a check.
+    let ran = search(&["--at-least", "11"], &["{count}", "100"]);
+    assert!(
+        ran.code == Some(1) && ran.out.starts_with("The largest count that fits is 10."),
+        "{}{}",
+        ran.out,
+        ran.err
+    );
+    for (options, arguments, code, message) in [
+        (
+            &[][..],
+            &["1", "1"][..],
+            2,
+            "no argument of the command contains `{count}`",
+        ),
+        (
+            &["--largest", "count=1,2"],
+            &["{count}", "1"],
+            2,
+            "is given more than once",
+        ),
+        (
+            &["--gpu", "h100", "--gpu", "h100-80"],
+            &["{count}", "1"],
+            2,
+            "is given more than once",
+        ),
+        (
+            &["--every-fault"],
+            &["{count}", "1"],
+            2,
+            "cannot be used with",
+        ),
+        (
+            &["--record", "run.json"],
+            &["{count}", "1"],
+            2,
+            "are for one run",
+        ),
+        (&[], &["{count}", "2000"], 1, "No count from 1 fits"),
+        (
+            &[],
+            &["{count}", "no"],
+            1,
+            "with count 1 it ends with exit code 1",
+        ),
+    ] {
+        let ran = search(options, arguments);
+        assert!(
+            ran.code == Some(code) && format!("{}{}", ran.out, ran.err).contains(message),
+            "{options:?}: {:?} {}{}",
+            ran.code,
+            ran.out,
+            ran.err
+        );
+    }
+    let two = world.run(
+        &["--gpu", "h100-80", "--gpu", "l40s-48"],
+        &["python3", "train.py"],
+    );
+    assert!(two.code == Some(2) && two.err.contains("`--gpu` is given more than once"));
 }
 
 fn settings_are_compared_by_running_the_program_with_each(world: World) {

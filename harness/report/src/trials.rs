@@ -1,9 +1,11 @@
 mod calls;
+mod largest;
 
 use std::collections::BTreeMap;
 
 use harness_allocator::units::Bytes;
 use harness_exec::trials::faults::{Case, Expectation, FaultReport, Outcome};
+use harness_exec::trials::largest::LargestReport;
 use harness_exec::trials::least::LeastReport;
 use harness_exec::trials::settings::{Basis, OtherOrder, Row, SettingsReport};
 use harness_record::FaultedRuns;
@@ -25,6 +27,7 @@ pub enum Trials<'a> {
     Faults(&'a FaultReport, Option<Expectation>),
     Calls(&'a FaultedRuns),
     Least(&'a LeastReport),
+    Largest(&'a LargestReport),
     Settings(&'a SettingsReport),
 }
 
@@ -82,6 +85,7 @@ fn parts(trials: Trials<'_>, columns: Columns) -> Parts {
             calls::notes(runs),
         ),
         Trials::Least(report) => of_least(report),
+        Trials::Largest(report) => largest::parts(report),
         Trials::Settings(report) => (
             sentence_of_settings(report),
             report.best.is_none(),

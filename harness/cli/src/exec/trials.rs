@@ -1,6 +1,10 @@
 use std::path::{Path, PathBuf};
 use std::{
-    ffi::OsString, num::NonZeroUsize, process::ExitCode, sync::Once, sync::atomic::Ordering,
+    ffi::OsString,
+    num::NonZeroUsize,
+    process::ExitCode,
+    sync::Once,
+    sync::atomic::{AtomicBool, Ordering},
     time::Duration,
 };
 
@@ -66,13 +70,13 @@ pub(super) struct Options {
     expect: Option<Expectation>,
     /// Search for the least memory in which the program ends as with `--memory`, without
     /// out-of-memory errors. The result is exact to 1 %.
-    #[arg(long, conflicts_with = "fail", help_heading = MANY)]
+    #[arg(long, conflicts_with = "fail", group = "searches", help_heading = MANY)]
     least_memory: bool,
     /// With `--least-memory`: search until the result is exact to 2 MiB.
     #[arg(long, requires = "least_memory", help_heading = MANY)]
     exact: bool,
-    /// With `--least-memory`: allow out-of-memory errors that the program survives.
-    #[arg(long, requires = "least_memory", help_heading = MANY)]
+    /// With `--least-memory` or `--largest`: allow out-of-memory errors that the program survives.
+    #[arg(long, requires = "searches", help_heading = MANY)]
     allow_ooms: bool,
     /// Start the program anew for each run, and predict no run by a replay. By default, further
     /// runs are copies of one process, made when torch first uses the GPU. If a copy could differ
@@ -105,7 +109,7 @@ pub(super) struct Options {
     format: Format,
 }
 
-const MANY: &str = "Many runs";
+pub(super) const MANY: &str = "Many runs";
 const REPORT: &str = "report.md";
 
 /// The report file: `path` itself, or `report.md` if `path` is a folder.
@@ -134,6 +138,7 @@ impl Options {
         &self,
         alloc_confs: &[String],
         orders: &[AddressOrder],
+        is_search: bool,
     ) -> Result<bool, CliError> {
         let several = alloc_confs.len() > 1;
         if orders.len() > 1
@@ -151,7 +156,11 @@ impl Options {
                 "run it once for each of the settings",
             ));
         }
-        let asked = several || orders.len() > 1 || self.every_fault.is_some() || self.least_memory;
+        let asked = several
+            || orders.len() > 1
+            || self.every_fault.is_some()
+            || self.least_memory
+            || is_search;
         let idle = [
             ("--fresh", self.fresh),
             ("--shard", self.shard.is_some()),
@@ -162,8 +171,9 @@ impl Options {
         ];
         match idle.into_iter().find(|(_, given)| *given && !asked) {
             Some((option, _)) => {
-                let help = "add `--every-fault`, `--least-memory`, or a second `--alloc-conf` or \
-                     `--addresses`, or leave it out; `--record FILE` records a single run";
+                let help = "add `--every-fault`, `--least-memory`, `--largest`, or a second \
+                     `--alloc-conf` or `--addresses`, or leave it out; `--record FILE` records a \
+                     single run";
                 Err(CliError::input(
                     format!("`{option}` is for many runs, but this command is for one run"),
                     help,
@@ -182,17 +192,26 @@ impl Options {
         if let Some(logs) = &self.logs {
             std::fs::create_dir_all(logs).map_err(CliError::unwritten(logs))?;
         }
+        self.interruptible(|stop| {
+            let runner = Runner {
+                launch,
+                logs: self.logs.as_deref(),
+                limit: self.limit_or_none(),
+                copies: Copies::none(),
+                stop,
+            };
+            self.run_trials(runner, alloc_confs, orders)
+        })
+    }
+
+    /// Makes runs that end with an interrupt, and with this process.
+    pub(super) fn interruptible(
+        &self,
+        runs: impl FnOnce(&AtomicBool) -> Result<Exit, CliError>,
+    ) -> Result<ExitCode, Failures> {
         let interrupt = interrupt::watch(|| terminal::message("interrupted: stopping all runs"))?;
         process::adopt();
-        let limit = self.limit().unwrap_or(NO_LIMIT);
-        let runner = Runner {
-            launch,
-            logs: self.logs.as_deref(),
-            limit,
-            copies: Copies::none(),
-            stop: &interrupt,
-        };
-        let exit = self.run_trials(runner, alloc_confs, orders);
+        let exit = runs(&interrupt);
         process::end_all_children();
         let exit = exit?;
         Ok(if interrupt.load(Ordering::Relaxed) {
@@ -205,6 +224,23 @@ impl Options {
 
     pub(super) fn report(&self) -> Option<PathBuf> {
         self.report.as_deref().map(in_folder)
+    }
+
+    pub(super) fn limit_or_none(&self) -> Duration {
+        self.limit().unwrap_or(NO_LIMIT)
+    }
+
+    pub(super) const fn allow_ooms(&self) -> bool {
+        self.allow_ooms
+    }
+
+    /// Whether replays may predict runs.
+    pub(super) const fn predicts(&self) -> bool {
+        !self.fresh && !self.allow_ooms
+    }
+
+    pub(super) fn jobs(&self, most: usize) -> usize {
+        self.jobs.map_or(most, NonZeroUsize::get)
     }
 
     fn limit(&self) -> Option<Duration> {
@@ -300,7 +336,7 @@ impl Options {
         } else {
             machine.usual_jobs()
         };
-        let jobs = self.jobs.map_or(most, NonZeroUsize::get);
+        let jobs = self.jobs(most);
         let bar = terminal::progress(true, template, known.map(|runs| runs as u64));
         let is_told = Once::new();
         let run = |trial: &Trial| -> Result<_, RunnerError> {
@@ -502,11 +538,23 @@ impl Options {
                 Ok(())
             };
         }
+        if self.shard.is_some() && self.format == Format::Json {
+            if let Some(path) = self.report() {
+                terminal::save(&path, trials::markdown(trials))?;
+            }
+            return terminal::print_json(&sealed(report, run)?);
+        }
+        self.print(report, trials)
+    }
+
+    /// Prints a report, and writes the file that was asked for.
+    pub(super) fn print(
+        &self,
+        report: &impl Serialize,
+        trials: Trials<'_>,
+    ) -> Result<(), CliError> {
         if let Some(path) = self.report() {
             terminal::save(&path, trials::markdown(trials))?;
-        }
-        if self.shard.is_some() && self.format == Format::Json {
-            return terminal::print_json(&sealed(report, run)?);
         }
         self.format.print(report, || {
             trials::text(trials, terminal::style(), terminal::width_of_output())

@@ -9,6 +9,7 @@
 
 pub mod copies;
 pub mod faults;
+pub mod largest;
 pub mod least;
 pub mod merge;
 pub mod observed;

@@ -43,6 +43,28 @@ pub(super) fn recorded(
     }
 }
 
+/// Returns how to replay a program as in this trial; `None` if that is unknown.
+pub(super) fn setup(
+    program: &RecordedProgram,
+    trial: &Trial,
+    context_overhead: Bytes,
+) -> Option<Setup> {
+    let config = &program.config;
+    let allocator = match &trial.alloc_conf {
+        Some(conf) => {
+            Configuration::of_settings(config.torch, conf)
+                .ok()?
+                .allocator
+        }
+        None => AllocatorSpec::caching(config.clone()),
+    };
+    Some(Setup {
+        allocator,
+        memory: trial.memory.saturating_sub(context_overhead),
+        placement: Placement::InOrder(trial.addresses?),
+    })
+}
+
 pub struct Replays<'a> {
     program: Prepared<'a>,
     first: &'a Observed,
@@ -85,21 +107,8 @@ impl<'a> Replays<'a> {
     /// Predicts a run that makes the same requests as the first; `None` if that is unknown. The
     /// prediction ends at the first failed request, which [`Observed::ooms`] shows.
     pub fn predict(&self, trial: &Trial) -> Option<Observed> {
-        let config = &self.program.program().config;
-        let allocator = match &trial.alloc_conf {
-            Some(conf) => {
-                Configuration::of_settings(config.torch, conf)
-                    .ok()?
-                    .allocator
-            }
-            None => AllocatorSpec::caching(config.clone()),
-        };
-        let memory = trial.memory.saturating_sub(self.context_overhead);
-        match self.program.replay(&Setup {
-            allocator,
-            memory,
-            placement: Placement::InOrder(trial.addresses?),
-        }) {
+        let setup = setup(self.program.program(), trial, self.context_overhead)?;
+        match self.program.replay(&setup) {
             Ok(replayed) => Some(Observed {
                 peak_reserved: Bytes(replayed.stats.reserved_bytes.all.peak),
                 peak_allocated: Bytes(replayed.stats.allocated_bytes.all.peak),

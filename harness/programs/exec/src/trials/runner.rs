@@ -75,25 +75,42 @@ impl Runner<'_> {
             Stdio::inherit()
         };
         let ended = self.observe(trial, None, |prepared| {
-            prepared
-                .command
-                .stdout(stdout)
-                .envs(is_recorded.then_some((SNAPSHOT, "events")));
+            prepared.command.stdout(stdout);
+            record(prepared, is_recorded);
             Ok(())
         })?;
-        let Some((ended, record, observed)) = ended else {
-            return Ok(None);
-        };
+        Ok(ended.map(|ended| self.first_of(trial, began, ended, is_recorded)))
+    }
+
+    /// Runs the program like [`Runner::first`], with output that is not shown.
+    pub fn unseen(&self, trial: &Trial, is_recorded: bool) -> Result<Option<First>, RunnerError> {
+        let is_recorded = is_recorded && matches!(self.launch.machine, Machine::Simulated(_));
+        let began = Instant::now();
+        let ended = self.observe(trial, None, |prepared| {
+            keep_output(prepared)?;
+            record(prepared, is_recorded);
+            Ok(())
+        })?;
+        Ok(ended.map(|ended| self.first_of(trial, began, ended, is_recorded)))
+    }
+
+    fn first_of(
+        &self,
+        trial: &Trial,
+        began: Instant,
+        (ended, record, observed): (Ended, Record, Observed),
+        is_recorded: bool,
+    ) -> First {
         let memory = trial
             .memory
             .saturating_sub(self.launch.machine.context_overhead());
         let recorded =
             is_recorded.then(|| replay::recorded(&record, &observed, ended.folder(), memory));
-        Ok(Some(First {
+        First {
             observed,
             took: began.elapsed(),
             recorded,
-        }))
+        }
     }
 
     fn observe(
@@ -146,17 +163,25 @@ impl Runner<'_> {
 
     /// Runs the program with output that is kept in files.
     pub fn run(&self, trial: &Trial) -> Result<Option<Observed>, RunnerError> {
-        let ended = self.observe(trial, Some(&self.copies), |prepared| {
-            let [stdout, stderr] =
-                OUTPUTS.map(|output| File::create(prepared.folder().join(output)));
-            prepared.command.stdout(stdout?).stderr(stderr?);
-            Ok(())
-        })?;
+        let ended = self.observe(trial, Some(&self.copies), keep_output)?;
         Ok(ended.map(|(ended, _, observed)| {
             self.copies.keep(ended);
             observed
         }))
     }
+}
+
+/// Writes the output into files of the run's folder.
+fn keep_output(prepared: &mut Prepared) -> io::Result<()> {
+    let [stdout, stderr] = OUTPUTS.map(|output| File::create(prepared.folder().join(output)));
+    prepared.command.stdout(stdout?).stderr(stderr?);
+    Ok(())
+}
+
+fn record(prepared: &mut Prepared, is_recorded: bool) {
+    prepared
+        .command
+        .envs(is_recorded.then_some((SNAPSHOT, "events")));
 }
 
 fn name(trial: &Trial) -> String {

@@ -14,6 +14,7 @@ mod record;
 mod recover;
 mod replay;
 mod reservations;
+mod scaled;
 mod shadow;
 mod start;
 mod to_snapshot;
@@ -25,6 +26,7 @@ use harness_allocator::{stats::BlockState, units::Bytes};
 use harness_base::words::count;
 
 pub use self::replay::{Placement, Prepared, Refused, Replayed, Setup};
+pub use self::scaled::Scaled;
 pub use self::start::{EarlierSegments, LARGEST_REMAINDER, UnmappedPools};
 pub use self::watch::{DriverCall, Step};
 use crate::snapshot::{Block, PoolId, Segment, StackId};

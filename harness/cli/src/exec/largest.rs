@@ -1,0 +1,240 @@
+//! `harness exec --largest`: the largest value of a parameter that fits on each GPU.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::ffi::OsString;
+use std::path::Path;
+use std::process::ExitCode;
+use std::sync::atomic::AtomicBool;
+
+use clap::Args;
+use harness_exec::trials::copies::Copies;
+use harness_exec::trials::largest::{
+    LargestCase, LargestReport, LargestSearch, Parameter, with_values,
+};
+use harness_exec::trials::runner::Runner;
+use harness_exec::{launch::Launch, machine::Machine, setup::Setup};
+use harness_report::trials::Trials;
+
+use super::trials::MANY;
+use super::{CliError, Exec, Exit, Failures, terminal};
+
+/// The most rows of a table.
+const MOST_CASES: usize = 10_000;
+
+#[derive(Args)]
+pub(super) struct LargestOptions {
+    /// Find the largest value with which the program ends with exit code 0 and without
+    /// out-of-memory errors, for each `--gpu` and `--alloc-conf`. `{NAME}` in the command stands
+    /// for the value, also in `env LENGTH={length} python train.py`. VALUES is FIRST..LAST,
+    /// FIRST..LAST:STEP or a list. Further `--largest` add a row for each of their values.
+    #[arg(
+        long,
+        value_name = "NAME=VALUES",
+        group = "searches",
+        help_heading = MANY,
+        conflicts_with_all = ["every_fault", "fail", "latency", "shard", "logs"],
+    )]
+    largest: Vec<Parameter>,
+    /// With `--largest`: exit with code 1 if a row's largest value is smaller.
+    #[arg(long, value_name = "VALUE", requires = "largest", help_heading = MANY)]
+    at_least: Option<u64>,
+}
+
+impl LargestOptions {
+    pub(super) const fn are_asked_for(&self) -> bool {
+        !self.largest.is_empty()
+    }
+}
+
+/// A GPU of the table, with what it can be told apart by.
+struct Kind {
+    name: String,
+    kind: (u32, u32, u32),
+    machine: Machine,
+}
+
+impl Exec {
+    pub(super) fn search_largest(&self, python: Option<&Path>) -> Result<ExitCode, Failures> {
+        let parameters = &self.largest.largest;
+        let [parameter, others @ ..] = parameters.as_slice() else {
+            return Err(CliError::internal("no parameter is given", "give `--largest`").into());
+        };
+        self.check_placeholders(parameters)?;
+        let smallest = parameters
+            .iter()
+            .map(|parameter| (parameter.name.clone(), parameter.values[0]))
+            .collect();
+        let setup = self.setup(&with_values(&self.command, &smallest), python)?;
+        let kinds = self.kinds(&setup)?;
+        let cases = self.cases(&kinds, others)?;
+        let jobs = kinds.iter().map(|kind| kind.machine.usual_jobs()).min();
+        let bar = terminal::progress(true, "{spinner} {pos} runs, {elapsed}", None);
+        self.many.interruptible(|stop| {
+            let run =
+                |case: &LargestCase, value: u64| self.run_case(&setup, &kinds, (case, value), stop);
+            let search = LargestSearch {
+                parameter,
+                cases: &cases,
+                run: &run,
+                progress: &|| bar.inc(1),
+                context_overhead: self.context_overhead.of_context(),
+                allow_ooms: self.many.allow_ooms(),
+                jobs: self.many.jobs(jobs.unwrap_or(1)),
+            };
+            let report = search.report()?;
+            bar.finish_and_clear();
+            self.many.print(&report, Trials::Largest(&report))?;
+            Ok(self.exit_of(&report))
+        })
+    }
+
+    /// Every parameter has its own name, and the command has its placeholder.
+    fn check_placeholders(&self, parameters: &[Parameter]) -> Result<(), CliError> {
+        let mut names = BTreeSet::new();
+        for parameter in parameters {
+            let name = &parameter.name;
+            if !names.insert(name) {
+                let message = format!("`--largest {name}=…` is given more than once");
+                return Err(CliError::input(message, "give each parameter once"));
+            }
+            let placeholder = parameter.placeholder();
+            let is_used = |argument: &OsString| argument.to_string_lossy().contains(&placeholder);
+            if !self.command.iter().any(is_used) {
+                let message = format!("no argument of the command contains `{placeholder}`");
+                let help = format!(
+                    "write `{placeholder}` where the value belongs, as in `-- python train.py \
+                     --{name} {placeholder}`"
+                );
+                return Err(CliError::input(message, help));
+            }
+        }
+        Ok(())
+    }
+
+    fn kinds(&self, setup: &Setup) -> Result<Vec<Kind>, Failures> {
+        if let Some(ordinal) = self.device {
+            let (machine, name) = self.real_machine(ordinal)?;
+            return Ok(vec![Kind {
+                name,
+                kind: (0, 0, 0),
+                machine,
+            }]);
+        }
+        let mut names = BTreeSet::new();
+        let kind = |given: &String| {
+            let gpu = super::device::gpu(given)?;
+            if !names.insert(&gpu.name) {
+                let message = format!("`--gpu {}` is given more than once", gpu.name);
+                return Err(CliError::input(message, "name each GPU once"));
+            }
+            Ok(Kind {
+                name: gpu.name.clone(),
+                kind: (gpu.capability.0, gpu.capability.1, gpu.multiprocessors),
+                machine: Machine::Simulated(self.settings_on(gpu, setup)?),
+            })
+        };
+        self.gpu
+            .iter()
+            .map(kind)
+            .collect::<Result<_, _>>()
+            .map_err(Failures::from)
+    }
+
+    /// Combines the values of the other parameters, the GPUs and the settings.
+    fn cases(&self, kinds: &[Kind], others: &[Parameter]) -> Result<Vec<LargestCase>, CliError> {
+        let count = others.iter().map(|other| other.values.len()).fold(
+            kinds.len() * self.alloc_conf.len().max(1),
+            usize::saturating_mul,
+        );
+        if count > MOST_CASES {
+            let message =
+                format!("the options ask for {count} rows; at most {MOST_CASES} are searched");
+            return Err(CliError::input(
+                message,
+                "give fewer values of the parameters after the first, as in `length=512,1024,2048`",
+            ));
+        }
+        let mut combined = vec![BTreeMap::new()];
+        for other in others {
+            let with = |values: &BTreeMap<String, u64>, value: u64| {
+                let mut values = values.clone();
+                values.insert(other.name.clone(), value);
+                values
+            };
+            combined = combined
+                .iter()
+                .flat_map(|values| other.values.iter().map(move |value| with(values, *value)))
+                .collect();
+        }
+        let confs: Vec<Option<&str>> = if self.alloc_conf.is_empty() {
+            vec![None]
+        } else {
+            self.alloc_conf
+                .iter()
+                .map(|conf| Some(conf.as_str()))
+                .collect()
+        };
+        let mut cases = Vec::new();
+        for others in &combined {
+            for kind in kinds {
+                cases.extend(confs.iter().map(|conf| LargestCase {
+                    gpu: kind.name.clone(),
+                    kind: kind.kind,
+                    others: others.clone(),
+                    trial: kind.machine.trial(*conf),
+                }));
+            }
+        }
+        Ok(cases)
+    }
+
+    fn run_case(
+        &self,
+        setup: &Setup,
+        kinds: &[Kind],
+        (case, value): (&LargestCase, u64),
+        stop: &AtomicBool,
+    ) -> Result<Option<harness_exec::trials::runner::First>, CliError> {
+        let mut values = case.others.clone();
+        values.extend(
+            self.largest
+                .largest
+                .first()
+                .map(|first| (first.name.clone(), value)),
+        );
+        let machine = kinds.iter().find(|kind| kind.name == case.gpu);
+        let machine = machine.map(|kind| &kind.machine).ok_or_else(|| {
+            CliError::internal("a row has an unknown GPU", "report this with the command")
+        })?;
+        let runner = Runner {
+            launch: Launch {
+                command: &with_values(&self.command, &values),
+                machine,
+                setup,
+                alloc_conf: case.trial.alloc_conf.as_deref(),
+                snapshot: false,
+                ledger: None,
+            },
+            logs: None,
+            limit: self.many.limit_or_none(),
+            copies: Copies::none(),
+            stop,
+        };
+        Ok(runner.unseen(&case.trial, self.many.predicts())?)
+    }
+
+    fn exit_of(&self, report: &LargestReport) -> Exit {
+        let at_least = self.largest.at_least.unwrap_or(0);
+        let is_enough = |largest: Option<u64>| largest.is_some_and(|largest| largest >= at_least);
+        let is_fine = if self.largest.at_least.is_some() {
+            report.rows.iter().all(|row| is_enough(row.largest))
+        } else {
+            report.rows.iter().any(|row| is_enough(row.largest))
+        };
+        if is_fine && report.rows.iter().all(|row| row.failure.is_none()) {
+            Exit::Passed
+        } else {
+            Exit::Failed
+        }
+    }
+}

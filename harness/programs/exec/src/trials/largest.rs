@@ -1,0 +1,561 @@
+//! [`LargestSearch`] finds the largest value of a parameter, such as the batch size, with which a
+//! program fits into the memory of each GPU.
+//!
+//! Recordings of two runs show each request as a function of the value. Replays predict the largest
+//! value from them, and two runs confirm it: one that fits, and one with the next value. If they do
+//! not, the search goes on between the values that are known.
+
+use std::collections::BTreeMap;
+use std::ffi::OsString;
+use std::str::FromStr;
+
+use harness_allocator::units::Bytes;
+use harness_gpu_settings::attempts::Outcome;
+use harness_trace::program::{Replayed, Scaled};
+use serde::Serialize;
+
+use super::observed::{Ending, Observed};
+use super::runner::First;
+use super::settings::Basis;
+use super::{Trial, each, replay};
+
+/// The most values of a parameter.
+const MOST_VALUES: u64 = 1 << 20;
+/// The ratio of the first two values.
+const SECOND: f64 = 8.0;
+/// The part of a value that is tried after that value did not fit.
+const NEAR: f64 = 0.9;
+/// The ratio of values from which a range is split by factors.
+const FAR: f64 = 4.0;
+/// The forms of [`Parameter`] in options.
+const FORMS: &str = "expected NAME=FIRST..LAST, NAME=FIRST..LAST:STEP or NAME=VALUE,VALUE…, as in \
+     `batch=1..4096`, `batch=8..4096:8` or `length=512,1024,2048`";
+
+/// A parameter of a command. `{NAME}` in the command's arguments stands for its value.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Parameter {
+    pub name: String,
+    /// At least one, in rising order.
+    pub values: Vec<u64>,
+}
+
+impl Parameter {
+    pub fn placeholder(&self) -> String {
+        format!("{{{}}}", self.name)
+    }
+}
+
+impl FromStr for Parameter {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let is_name = |name: &str| {
+            !name.is_empty()
+                && name
+                    .chars()
+                    .all(|c| c.is_alphanumeric() || c == '_' || c == '-')
+        };
+        let (name, values) = text
+            .split_once('=')
+            .filter(|(name, _)| is_name(name))
+            .ok_or(FORMS)?;
+        let number = |text: &str| text.trim().parse::<u64>().map_err(|_| FORMS.to_owned());
+        let mut values: Vec<u64> = match values.split_once("..") {
+            Some((first, rest)) => {
+                let (last, step) = rest.split_once(':').unwrap_or((rest, "1"));
+                let [first, last, step] = [number(first)?, number(last)?, number(step)?];
+                if step == 0 || last < first {
+                    return Err(format!("the range `{values}` has no values; {FORMS}"));
+                }
+                if (last - first) / step >= MOST_VALUES {
+                    return Err(format!(
+                        "the range `{values}` has more than {MOST_VALUES} values: give a \
+                         larger step"
+                    ));
+                }
+                (0..=(last - first) / step)
+                    .map(|index| first + index * step)
+                    .collect()
+            }
+            None => values.split(',').map(number).collect::<Result<_, _>>()?,
+        };
+        values.sort_unstable();
+        values.dedup();
+        Ok(Self {
+            name: name.to_owned(),
+            values,
+        })
+    }
+}
+
+/// Replaces the placeholder of each parameter by its value.
+pub fn with_values(command: &[OsString], values: &BTreeMap<String, u64>) -> Vec<OsString> {
+    let replaced = |argument: &OsString| {
+        let Some(text) = argument.to_str() else {
+            return argument.clone();
+        };
+        let mut text = text.to_owned();
+        for (name, value) in values {
+            text = text.replace(&format!("{{{name}}}"), &value.to_string());
+        }
+        text.into()
+    };
+    command.iter().map(replaced).collect()
+}
+
+/// A GPU, settings of the allocator, and values of the other parameters.
+#[derive(Clone, Debug, PartialEq)]
+pub struct LargestCase {
+    pub gpu: String,
+    /// Its compute capability and number of multiprocessors, on which libraries' requests depend.
+    pub kind: (u32, u32, u32),
+    pub others: BTreeMap<String, u64>,
+    pub trial: Trial,
+}
+
+impl LargestCase {
+    /// Returns whether a program makes the same requests in both cases, unless it looks at the
+    /// GPU.
+    fn is_like(&self, other: &Self) -> bool {
+        (self.kind, &self.others) == (other.kind, &other.others)
+    }
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct LargestReport {
+    pub parameter: String,
+    pub smallest: u64,
+    pub largest: u64,
+    pub rows: Vec<LargestRow>,
+    /// The number of runs, of all rows together.
+    pub runs: usize,
+    /// `true` if recordings with several values have the same requests.
+    pub has_no_effect: bool,
+    pub is_interrupted: bool,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct LargestRow {
+    pub gpu: String,
+    pub memory: u64,
+    /// As in PYTORCH_ALLOC_CONF; `None` for the environment's.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub alloc_conf: Option<String>,
+    /// The values of the other parameters.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    pub others: BTreeMap<String, u64>,
+    /// `None` if no value fits.
+    pub largest: Option<u64>,
+    /// Peak bytes that one process held with this value.
+    pub peak_reserved: Option<u64>,
+    /// The next value, which does not fit; `None` if every value fits.
+    pub next: Option<Next>,
+    pub basis: Basis,
+    pub runs: usize,
+    /// A value that did not fit although a larger one did.
+    pub exception: Option<u64>,
+    /// Why the search ended early.
+    pub failure: Option<String>,
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct Next {
+    pub value: u64,
+    /// The bytes that the device lacked for the first failed request; `None` if no run shows it.
+    pub lacks: Option<u64>,
+    /// The line of the program that made the request.
+    pub location: Option<String>,
+}
+
+/// Runs a case with a value. Calls may run in parallel. Returns `None` if the user interrupted it.
+pub type RunCase<'a, E> = dyn Fn(&LargestCase, u64) -> Result<Option<First>, E> + Sync + 'a;
+
+/// A search. `E` says why the program cannot be run.
+pub struct LargestSearch<'a, E> {
+    pub parameter: &'a Parameter,
+    pub cases: &'a [LargestCase],
+    pub run: &'a RunCase<'a, E>,
+    pub progress: &'a (dyn Fn() + Sync),
+    pub context_overhead: Bytes,
+    /// `true` to accept out of memory errors that the program survives.
+    pub allow_ooms: bool,
+    pub jobs: usize,
+}
+
+/// What a run showed about a value.
+enum Tried {
+    Fits {
+        peak_reserved: Bytes,
+    },
+    TooLarge {
+        lacks: Option<Bytes>,
+        location: Option<String>,
+    },
+}
+
+/// The values that were run, by their index.
+#[derive(Default)]
+struct Known(BTreeMap<usize, Tried>);
+
+impl Known {
+    fn fits(&self, index: usize) -> bool {
+        matches!(self.0.get(&index), Some(Tried::Fits { .. }))
+    }
+
+    /// Returns the indices from which the answer is unknown: all values below the first are taken
+    /// to fit, and that at the second, if there is one, does not.
+    fn open(&self, count: usize) -> (usize, usize) {
+        let fitting = self.0.keys().rev().find(|index| self.fits(**index));
+        let low = fitting.map_or(0, |index| index + 1);
+        let mut above = self.0.range(low..);
+        (low, above.next().map_or(count, |(index, _)| *index))
+    }
+
+    /// Returns a value that does not fit below one that does.
+    fn exception(&self) -> Option<usize> {
+        let (low, _) = self.open(usize::MAX);
+        let below = self.0.range(..low).map(|(index, _)| *index);
+        below.rev().find(|index| !self.fits(*index))
+    }
+}
+
+/// The requests of cases that are alike.
+struct Model {
+    of: LargestCase,
+    requests: Scaled,
+    /// `false` if the program may request what it finds free.
+    is_usable: bool,
+    /// `true` after runs have confirmed a prediction.
+    is_confirmed: bool,
+}
+
+/// What replays predict.
+struct Guess {
+    /// How many values fit.
+    fitting: usize,
+    /// The peak of the largest value that fits.
+    peak_reserved: Option<Bytes>,
+    /// The index of the model.
+    model: usize,
+}
+
+impl<E: Send> LargestSearch<'_, E> {
+    /// Searches each case. Rows that follow an interrupt are missing.
+    pub fn report(&self) -> Result<LargestReport, E> {
+        let values = &self.parameter.values;
+        let mut report = LargestReport {
+            parameter: self.parameter.name.clone(),
+            smallest: values[0],
+            largest: values[values.len() - 1],
+            rows: Vec::new(),
+            runs: 0,
+            has_no_effect: false,
+            is_interrupted: false,
+        };
+        let mut models: Vec<Model> = Vec::new();
+        for case in self.cases {
+            let Some(row) = self.row(case, &mut models)? else {
+                report.is_interrupted = true;
+                break;
+            };
+            report.runs += row.runs;
+            report.rows.push(row);
+        }
+        let is_constant = |model: &Model| model.is_usable && model.requests.is_constant();
+        report.has_no_effect = models.iter().any(is_constant);
+        Ok(report)
+    }
+
+    /// Returns `None` if the user interrupted.
+    fn row(&self, case: &LargestCase, models: &mut Vec<Model>) -> Result<Option<LargestRow>, E> {
+        let values = &self.parameter.values;
+        if let Some(row) = self.predicted(case, models) {
+            return Ok(Some(row));
+        }
+        let mut row = self.empty_row(case);
+        let mut known = Known::default();
+        loop {
+            let (low, high) = known.open(values.len());
+            if low >= high {
+                break;
+            }
+            let guess = self.boundary(case, models);
+            // After both sides of the first guess from another GPU.
+            let is_near = known.0.len() == 2
+                && guess
+                    .as_ref()
+                    .is_some_and(|guess| !models[guess.model].of.is_like(case));
+            let fitting = guess.as_ref().map(|guess| guess.fitting);
+            let tried = self.next((low, high), fitting, is_near);
+            let run = |index: &usize| (self.run)(case, values[*index]);
+            let runs = each(self.jobs, &tried, self.progress, run)?;
+            row.runs += tried.len();
+            for (index, run) in tried.into_iter().zip(runs) {
+                let Some(run) = run else { return Ok(None) };
+                match self.judge(case, &run.observed) {
+                    Ok(outcome) => known.0.insert(index, outcome),
+                    Err(why) => {
+                        let name = &self.parameter.name;
+                        row.failure = Some(format!("with {name} {} it {why}", values[index]));
+                        return Ok(Some(row));
+                    }
+                };
+                learn(models, case, values[index], run);
+            }
+            let is_right = |guess: &Guess| {
+                known.open(values.len()) == (guess.fitting, guess.fitting)
+                    && guess.peak_reserved
+                        == guess
+                            .fitting
+                            .checked_sub(1)
+                            .and_then(|at| peak_at(&known, at))
+            };
+            if let Some(guess) = guess.filter(is_right) {
+                confirm(models, case, guess.model);
+            }
+        }
+        self.fill(&mut row, &known);
+        Ok(Some(row))
+    }
+
+    fn empty_row(&self, case: &LargestCase) -> LargestRow {
+        LargestRow {
+            gpu: case.gpu.clone(),
+            memory: case.trial.memory.0,
+            alloc_conf: case.trial.alloc_conf.clone(),
+            others: case.others.clone(),
+            largest: None,
+            peak_reserved: None,
+            next: None,
+            basis: Basis::Confirmed,
+            runs: 0,
+            exception: None,
+            failure: None,
+        }
+    }
+
+    /// Enters the results of the runs.
+    fn fill(&self, row: &mut LargestRow, known: &Known) {
+        let values = &self.parameter.values;
+        let (low, _) = known.open(values.len());
+        if let Some(at) = low.checked_sub(1) {
+            row.largest = Some(values[at]);
+            row.peak_reserved = peak_at(known, at).map(|peak| peak.0);
+        }
+        row.next = values.get(low).map(|value| match known.0.get(&low) {
+            Some(Tried::TooLarge { lacks, location }) => Next {
+                value: *value,
+                lacks: lacks.map(|lacks| lacks.0),
+                location: location.clone(),
+            },
+            _ => Next {
+                value: *value,
+                ..Next::default()
+            },
+        });
+        row.exception = known.exception().map(|index| values[index]);
+    }
+
+    /// Predicts a case that is like a confirmed one.
+    fn predicted(&self, case: &LargestCase, models: &[Model]) -> Option<LargestRow> {
+        let is_proof = |model: &Model| model.is_confirmed && model.of.is_like(case);
+        let Guess {
+            fitting,
+            peak_reserved,
+            ..
+        } = self.guess(case, models, models.iter().position(is_proof)?)?;
+        let values = &self.parameter.values;
+        Some(LargestRow {
+            largest: fitting.checked_sub(1).map(|at| values[at]),
+            peak_reserved: peak_reserved.map(|peak| peak.0),
+            next: values.get(fitting).map(|value| Next {
+                value: *value,
+                ..Next::default()
+            }),
+            basis: Basis::Predicted,
+            ..self.empty_row(case)
+        })
+    }
+
+    /// Guesses from the requests of a case that is like this one, or at least of one with the same
+    /// other parameters.
+    fn boundary(&self, case: &LargestCase, models: &[Model]) -> Option<Guess> {
+        let mut order: Vec<usize> = (0..models.len())
+            .filter(|index| models[*index].of.others == case.others)
+            .collect();
+        order.sort_by_key(|index| !models[*index].of.is_like(case));
+        order
+            .into_iter()
+            .find_map(|index| self.guess(case, models, index))
+    }
+
+    fn guess(&self, case: &LargestCase, models: &[Model], index: usize) -> Option<Guess> {
+        let model = &models[index];
+        if !model.is_usable {
+            return None;
+        }
+        let values = &self.parameter.values;
+        let replay = |index: usize| -> Option<Replayed> {
+            let program = model.requests.at(values[index])?;
+            let setup = replay::setup(&program, &case.trial, self.context_overhead)?;
+            program.prepare().ok()?.replay(&setup).ok()
+        };
+        replay(0)?;
+        let fits = |index: usize| replay(index).is_some_and(|run| run.oom.is_none());
+        let (mut fitting, mut too_many) = (0, values.len());
+        while fitting < too_many {
+            let middle = fitting.midpoint(too_many);
+            if fits(middle) {
+                fitting = middle + 1;
+            } else {
+                too_many = middle;
+            }
+        }
+        let peak = fitting.checked_sub(1).and_then(replay);
+        let reserved = |run: Replayed| Bytes(run.stats.reserved_bytes.all.peak);
+        Some(Guess {
+            fitting,
+            peak_reserved: peak.map(reserved),
+            model: index,
+        })
+    }
+
+    /// Chooses values to run, between these indices: both sides of the prediction; without one, the
+    /// first value and twice as much, multiples of the largest that fits, or parts of the rest.
+    fn next(&self, (low, high): (usize, usize), guess: Option<usize>, is_near: bool) -> Vec<usize> {
+        let values = &self.parameter.values;
+        let sides = guess.map_or_else(Vec::new, |fitting| {
+            let sides = [fitting.checked_sub(1), Some(fitting)];
+            let is_open = |index: &usize| (low..high).contains(index);
+            sides.into_iter().flatten().filter(is_open).collect()
+        });
+        if !sides.is_empty() {
+            return sides;
+        }
+        // Sizes can grow with the square of the value, so parts of a wide range are factors.
+        let at = |value: f64| {
+            let at = values.partition_point(|other| (*other as f64) < value);
+            at.clamp(low, high - 1)
+        };
+        let least = values[low.saturating_sub(1)].max(1) as f64;
+        let mut tried: Vec<usize> = if low == 0 && high == values.len() {
+            vec![0, at(SECOND * least)]
+        } else if high == values.len() {
+            (1..=self.jobs as i32)
+                .map(|power| at(least * 2_f64.powi(power)))
+                .collect()
+        } else if is_near {
+            // A GPU with a larger workspace: a little less shows how much.
+            vec![at(NEAR * values[high] as f64)]
+        } else {
+            let most = values[high] as f64;
+            let parts = self.jobs.min(high - low) + 1;
+            let part = |part: usize| {
+                let part = part as f64 / parts as f64;
+                if most > FAR * least {
+                    at(least * (most / least).powf(part))
+                } else {
+                    low + ((high - low) as f64 * part) as usize
+                }
+            };
+            (1..parts).map(part).collect()
+        };
+        tried.dedup();
+        tried
+    }
+
+    /// Returns what a run shows, or how it failed for another reason; the text follows "it".
+    fn judge(&self, case: &LargestCase, run: &Observed) -> Result<Tried, String> {
+        let last = || match run.error.as_ref().or(run.last_lines.last()) {
+            Some(line) => format!(": {line}"),
+            None => String::new(),
+        };
+        let has_oom = run.ooms > 0 || run.ended_out_of_memory;
+        let too_large = || {
+            let refused = run
+                .attempts
+                .iter()
+                .rfind(|made| made.outcome == Outcome::Refused);
+            let free = |held: Bytes| {
+                case.trial
+                    .memory
+                    .saturating_sub(self.context_overhead)
+                    .saturating_sub(held)
+            };
+            let frame = run.errors.first().and_then(|error| error.frames.first());
+            Tried::TooLarge {
+                lacks: refused.map(|made| made.size.saturating_sub(free(made.held))),
+                location: frame.map(crate::errors::Frame::short),
+            }
+        };
+        match run.ending {
+            Ending::By(end) if end.exit_code() == 0 => match &run.unreported {
+                Some(unreported) if !self.allow_ooms => Err(format!("is unknown: {unreported}")),
+                _ if run.attempts.is_empty() => Err("allocates no device memory".to_owned()),
+                _ if has_oom && !self.allow_ooms => Ok(too_large()),
+                _ => Ok(Tried::Fits {
+                    peak_reserved: run.peak_reserved,
+                }),
+            },
+            _ if has_oom => Ok(too_large()),
+            Ending::By(end) => Err(format!("ends with exit code {}{}", end.exit_code(), last())),
+            Ending::Hang => Err("exceeds its time limit".to_owned()),
+        }
+    }
+}
+
+fn peak_at(known: &Known, index: usize) -> Option<Bytes> {
+    match known.0.get(&index) {
+        Some(Tried::Fits { peak_reserved }) => Some(*peak_reserved),
+        _ => None,
+    }
+}
+
+/// Adds what a run requested to the model of its case.
+fn learn(models: &mut Vec<Model>, case: &LargestCase, value: u64, run: First) {
+    let Some(recorded) = run.recorded else { return };
+    let own = models.iter().position(|model| model.of.is_like(case));
+    let index = own.unwrap_or(models.len());
+    if own.is_none() {
+        models.push(Model {
+            of: case.clone(),
+            requests: Scaled::default(),
+            is_usable: true,
+            is_confirmed: false,
+        });
+    }
+    models[index].is_usable &= !run.observed.reads_free_memory;
+    // Failed runs do not show all requests, and other settings give other recordings.
+    let is_comparable = models[index].of.trial.alloc_conf == case.trial.alloc_conf;
+    let Some(program) = recorded.ok().filter(|_| is_comparable) else {
+        return;
+    };
+    let similar = models[..index]
+        .iter()
+        .rfind(|model| model.is_usable && model.of.others == case.others)
+        .filter(|_| models[index].requests.is_empty());
+    match similar.map(|similar| similar.requests.shifted(value, program.clone())) {
+        Some(shifted) => models[index].requests = shifted,
+        None => models[index].requests.add(value, program),
+    }
+}
+
+/// Marks the model whose prediction was right: the case's own, or a copy of the one that it used.
+fn confirm(models: &mut Vec<Model>, case: &LargestCase, used: usize) {
+    let used = &mut models[used];
+    if used.of.is_like(case) {
+        used.is_confirmed = true;
+        return;
+    }
+    let copy = Model {
+        of: case.clone(),
+        requests: used.requests.clone(),
+        is_usable: true,
+        is_confirmed: true,
+    };
+    models.retain(|model| !model.of.is_like(case));
+    models.push(copy);
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,300 @@
+//! Searches with fake programs.
+#![allow(clippy::unwrap_used)]
+
+use std::convert::Infallible;
+use std::sync::Mutex;
+use std::time::Duration;
+
+use harness_allocator::device::StreamId;
+use harness_trace::program::{Allocation, RecordedProgram};
+use harness_trace::trace::TraceEvent;
+
+use super::*;
+use crate::process::End;
+use crate::tests::fake::{ended_well, error, trial};
+
+/// A program whose requests, in MiB, depend on the value.
+fn recording(sizes: &[u64]) -> RecordedProgram {
+    let allocation = |size: &u64| Allocation {
+        address: None,
+        refused: false,
+        requested: Bytes::mib(*size),
+        stream: StreamId(0),
+        stack: Default::default(),
+    };
+    let allocate = |(id, size): (usize, &u64)| TraceEvent::Allocate {
+        id: id as u64,
+        size: Bytes::mib(*size),
+        stream: StreamId(0),
+    };
+    RecordedProgram {
+        operations: sizes.iter().enumerate().map(allocate).collect(),
+        origin: (0..sizes.len() as u32).collect(),
+        allocations: sizes.iter().map(allocation).collect(),
+        streams: vec![0],
+        ..RecordedProgram::default()
+    }
+}
+
+fn case(gpu: &str, mib: u64) -> LargestCase {
+    LargestCase {
+        gpu: gpu.to_owned(),
+        kind: (9, 0, 132),
+        others: BTreeMap::new(),
+        trial: trial(Bytes::mib(mib)),
+    }
+}
+
+/// What a run observes if it makes these requests of at least 20 MiB each.
+fn run_of(case: &LargestCase, sizes: &[u64]) -> First {
+    let whole = |size: &u64| size.next_multiple_of(2);
+    let needed = sizes.iter().map(whole).sum::<u64>();
+    let lacks = needed.saturating_sub(case.trial.memory.0 >> 20);
+    let mut observed = ended_well(sizes);
+    observed.peak_reserved = Bytes::mib(needed);
+    if lacks > 0 {
+        let last = observed.attempts.last_mut().unwrap();
+        last.outcome = Outcome::Refused;
+        last.size = Bytes::mib(lacks);
+        last.held = case.trial.memory;
+        observed.ooms = 1;
+        observed.ended_out_of_memory = true;
+        observed.ending = Ending::By(End::Code(1));
+        observed.errors = vec![error(1, 31)];
+    }
+    let recorded = if lacks > 0 {
+        Err("runs out of memory in its first run")
+    } else {
+        Ok(recording(sizes))
+    };
+    First {
+        observed,
+        took: Duration::ZERO,
+        recorded: Some(recorded),
+    }
+}
+
+/// Searches, and returns the report with the values that were run.
+fn search_by(
+    values: &str,
+    cases: &[LargestCase],
+    run: impl Fn(&LargestCase, u64) -> First + Sync,
+) -> (LargestReport, Vec<u64>) {
+    let made = Mutex::new(Vec::new());
+    let run = |case: &LargestCase, value: u64| {
+        made.lock().unwrap().push(value);
+        Ok::<_, Infallible>(Some(run(case, value)))
+    };
+    let Ok(report) = (LargestSearch {
+        parameter: &values.parse().unwrap(),
+        cases,
+        run: &run,
+        progress: &|| {},
+        context_overhead: Bytes::ZERO,
+        allow_ooms: false,
+        jobs: 2,
+    })
+    .report();
+    (report, made.into_inner().unwrap())
+}
+
+fn requests(value: u64) -> Vec<u64> {
+    vec![100, 20 + 3 * value, 22 + value * value]
+}
+
+/// The largest value that fits, by trying all.
+fn by_trying(case: &LargestCase, values: std::ops::RangeInclusive<u64>) -> Option<u64> {
+    values
+        .take_while(|value| !run_of(case, &requests(*value)).observed.ended_out_of_memory)
+        .last()
+}
+
+#[test]
+fn predictions_find_what_trying_every_value_finds_with_few_runs() {
+    let cases = [
+        case("one", 4096),
+        case("two", 24 << 10),
+        case("three", 80 << 10),
+    ];
+    let (report, runs) = search_by("batch=1..4096", &cases, |case, value| {
+        run_of(case, &requests(value))
+    });
+    for (case, row) in cases.iter().zip(&report.rows) {
+        assert_eq!(row.largest, by_trying(case, 1..=4096), "{row:?}");
+        assert_eq!(row.next.as_ref().unwrap().value, row.largest.unwrap() + 1);
+    }
+    let first = &report.rows[0];
+    assert_eq!(first.basis, Basis::Confirmed);
+    assert_eq!(
+        first.next.as_ref().unwrap().location.as_deref(),
+        Some("train.py:31")
+    );
+    assert!(first.next.as_ref().unwrap().lacks > Some(0));
+    assert_eq!(
+        report.rows[1].basis,
+        Basis::Predicted,
+        "{runs:?} {report:?}"
+    );
+    assert!(runs.len() <= 8, "{runs:?}");
+    assert_eq!(report.runs, runs.len());
+}
+
+#[test]
+fn a_gpu_of_another_kind_is_confirmed_by_two_runs() {
+    let other = LargestCase {
+        kind: (8, 0, 108),
+        ..case("other", 24 << 10)
+    };
+    let (report, _) = search_by(
+        "batch=1..4096",
+        &[case("one", 4096), other.clone()],
+        |case, value| run_of(case, &requests(value)),
+    );
+    let row = &report.rows[1];
+    assert_eq!((row.largest, row.runs), (by_trying(&other, 1..=4096), 2));
+    assert_eq!(row.basis, Basis::Confirmed);
+}
+
+#[test]
+fn a_gpu_with_another_workspace_takes_few_runs() {
+    for workspaces in [[32, 64], [64, 32]] {
+        let other = LargestCase {
+            kind: (8, 0, 108),
+            ..case("other", 24 << 10)
+        };
+        let of = |case: &LargestCase, value: u64| {
+            let workspace = workspaces[usize::from(case.kind.0 == 8)] * 8;
+            run_of(case, &[workspace, 100 + 21 * value])
+        };
+        let cases = [case("one", 12 << 10), other];
+        let (report, _) = search_by("batch=1..4096", &cases, of);
+        let largest = ((24 << 10) - workspaces[1] * 8 - 100) / 21;
+        assert_eq!(report.rows[1].largest, Some(largest));
+        assert!(report.rows[1].runs <= 5, "{report:?}");
+    }
+}
+
+#[test]
+fn programs_whose_number_of_requests_changes_are_searched_by_runs() {
+    let requests = |value: u64| vec![20; value as usize];
+    let (report, runs) = search_by("n=1..1000", &[case("one", 4096)], |case, value| {
+        run_of(case, &requests(value))
+    });
+    assert_eq!(report.rows[0].largest, Some(4096 / 20));
+    assert!(runs.len() < 24, "{runs:?}");
+}
+
+#[test]
+fn a_program_that_looks_at_free_memory_is_not_predicted() {
+    let run = |case: &LargestCase, value: u64| {
+        let mut run = run_of(case, &requests(value));
+        run.observed.reads_free_memory = true;
+        run
+    };
+    let cases = [case("one", 4096), case("two", 8192)];
+    let (report, _) = search_by("batch=1..4096", &cases, run);
+    assert!(report.rows.iter().all(|row| row.basis == Basis::Confirmed));
+    assert_eq!(report.rows[1].largest, by_trying(&cases[1], 1..=4096));
+}
+
+#[test]
+fn values_that_all_fit_or_none_of_which_fits_are_told() {
+    let (report, runs) = search_by("batch=1..8", &[case("one", 4096)], |case, value| {
+        run_of(case, &requests(value))
+    });
+    assert_eq!(
+        (report.rows[0].largest, &report.rows[0].next),
+        (Some(8), &None)
+    );
+    assert!(runs.len() <= 4, "{runs:?}");
+    let (report, runs) = search_by("batch=1..8", &[case("one", 100)], |case, value| {
+        run_of(case, &requests(value))
+    });
+    let row = &report.rows[0];
+    assert_eq!((row.largest, row.next.as_ref().unwrap().value), (None, 1));
+    assert_eq!(runs, [1, 8]);
+}
+
+#[test]
+fn a_parameter_without_effect_is_told() {
+    let (report, _) = search_by("batch=1..8", &[case("one", 4096)], |case, _| {
+        run_of(case, &requests(1))
+    });
+    assert!(report.has_no_effect);
+    let (report, _) = search_by("batch=1..8", &[case("one", 4096)], |case, value| {
+        run_of(case, &requests(value))
+    });
+    assert!(!report.has_no_effect);
+}
+
+#[test]
+fn a_value_that_does_not_fit_below_one_that_does_is_told() {
+    // Replays predict that 3976 fits and 3977 does not.
+    let (report, _) = search_by("batch=1..4096", &[case("one", 4096)], |case, value| {
+        let size = match value {
+            3976 => 8192,
+            3977..3990 => 20,
+            value => 20 + value,
+        };
+        run_of(case, &[100, size])
+    });
+    let row = &report.rows[0];
+    assert_eq!((row.largest, row.exception), (Some(3989), Some(3976)));
+}
+
+#[test]
+fn a_failure_for_another_reason_ends_the_search_of_its_row() {
+    let run = |case: &LargestCase, value: u64| {
+        let mut run = run_of(case, &requests(value));
+        if value % 2 == 1 && case.gpu == "one" {
+            run.observed.ending = Ending::By(End::Code(1));
+            run.observed.error = Some("ValueError: odd".to_owned());
+        }
+        run
+    };
+    let (report, _) = search_by("batch=1..64", &[case("one", 4096), case("two", 4096)], run);
+    let failure = report.rows[0].failure.as_deref();
+    assert_eq!(
+        failure,
+        Some("with batch 1 it ends with exit code 1: ValueError: odd")
+    );
+    assert_eq!(report.rows[1].failure, None);
+}
+
+#[test]
+fn parameters_have_ranges_steps_and_lists() {
+    let values = |text: &str| text.parse::<Parameter>().map(|parameter| parameter.values);
+    assert_eq!(values("batch=8..40:8").unwrap(), [8, 16, 24, 32, 40]);
+    assert_eq!(values("n=4,1,4").unwrap(), [1, 4]);
+    assert_eq!(values("n=3..3").unwrap(), [3]);
+    for wrong in [
+        "batch",
+        "=1..2",
+        "n=",
+        "n=a..b",
+        "n=1..",
+        "n=5..4",
+        "n=1..9:0",
+        "n=0..9999999",
+    ] {
+        assert!(values(wrong).is_err(), "{wrong}");
+    }
+}
+
+#[test]
+fn placeholders_are_replaced_in_every_argument_and_other_braces_stay() {
+    let command = [
+        "env",
+        "SEQ={seq}",
+        "python",
+        "-c",
+        "{1}",
+        "--batch={batch}x{seq}",
+    ];
+    let values = BTreeMap::from([("seq".to_owned(), 512), ("batch".to_owned(), 7)]);
+    let replaced = with_values(&command.map(OsString::from), &values);
+    assert_eq!(
+        replaced,
+        ["env", "SEQ=512", "python", "-c", "{1}", "--batch=7x512"].map(OsString::from)
+    );
+}

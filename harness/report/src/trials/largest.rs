@@ -1,0 +1,127 @@
+//! The largest value of a parameter that fits on each GPU.
+
+use harness_allocator::units::Bytes;
+use harness_exec::trials::largest::{LargestReport, LargestRow};
+use harness_exec::trials::settings::Basis;
+
+use super::{Grid, Parts, words};
+
+pub(super) fn parts(report: &LargestReport) -> Parts {
+    let is_bad = |row: &LargestRow| row.largest.is_none() || row.failure.is_some();
+    (
+        sentence(report),
+        report.rows.iter().any(is_bad),
+        grid(report),
+        notes(report),
+    )
+}
+
+fn sentence(report: &LargestReport) -> String {
+    let name = &report.parameter;
+    match report.rows.as_slice() {
+        [] => "No row was finished.".to_owned(),
+        [row] => match (row.largest, &row.next) {
+            _ if row.failure.is_some() => format!("The largest {name} is unknown."),
+            (Some(largest), None) => format!("Every {name} up to {largest} fits."),
+            (Some(largest), Some(_)) => format!("The largest {name} that fits is {largest}."),
+            (None, _) => format!("No {name} from {} fits.", report.smallest),
+        },
+        rows => format!("The largest {name} that fits, in {} cases:", rows.len()),
+    }
+}
+
+fn grid(report: &LargestReport) -> Grid {
+    let others: Vec<&String> = report
+        .rows
+        .iter()
+        .flat_map(|row| row.others.keys())
+        .collect();
+    let others: Vec<&String> = others
+        .iter()
+        .take(report.rows.first().map_or(0, |row| row.others.len()))
+        .copied()
+        .collect();
+    let has_settings = report.rows.iter().any(|row| row.alloc_conf.is_some());
+    let name = &report.parameter;
+    let heads = ["GPU".to_owned(), "memory".to_owned()]
+        .into_iter()
+        .chain(has_settings.then(|| "settings".to_owned()))
+        .chain(others.iter().map(|name| (*name).clone()))
+        .chain([
+            format!("largest {name}"),
+            "peak reserved".to_owned(),
+            "the next".to_owned(),
+            "lacks".to_owned(),
+            "at".to_owned(),
+            "basis".to_owned(),
+        ]);
+    let row = |row: &LargestRow| {
+        let next = row.next.as_ref();
+        let settings = row.alloc_conf.as_deref().map(|conf| match conf {
+            "" => "(no settings)".to_owned(),
+            conf => conf.to_owned(),
+        });
+        [row.gpu.clone(), Bytes(row.memory).to_string()]
+            .into_iter()
+            .chain(settings)
+            .chain(row.others.values().map(u64::to_string))
+            .chain([
+                words::or_nothing(row.largest),
+                words::or_nothing(row.peak_reserved.map(Bytes)),
+                words::or_nothing(next.map(|next| next.value)),
+                words::or_nothing(next.and_then(|next| next.lacks).map(Bytes)),
+                words::or_nothing(next.and_then(|next| next.location.clone())),
+                row.basis.to_string(),
+            ])
+            .collect::<Vec<_>>()
+    };
+    Grid::new("lr", heads, report.rows.iter().map(row))
+}
+
+fn notes(report: &LargestReport) -> Vec<String> {
+    let name = &report.parameter;
+    let mut notes = Vec::new();
+    for row in &report.rows {
+        if let Some(failure) = &row.failure {
+            notes.push(format!(
+                "{}: the search ended early, because {failure}.",
+                row.gpu
+            ));
+        }
+        if let Some(exception) = row.exception {
+            notes.push(format!(
+                "{}: {name} {exception} does not fit, although a larger one does.",
+                row.gpu
+            ));
+        }
+    }
+    if report
+        .rows
+        .iter()
+        .any(|row| row.failure.is_none() && row.next.is_none())
+    {
+        notes.push(format!(
+            "Where no next value is shown, every {name} fits: {} is the last that was asked for.",
+            report.largest
+        ));
+    }
+    if report.has_no_effect {
+        notes.push(format!(
+            "The program made the same requests with different values: does it use {name}?"
+        ));
+    }
+    let is_predicted = |row: &LargestRow| row.basis == Basis::Predicted;
+    if report.rows.iter().any(is_predicted) {
+        notes.push(
+            "predicted: by replays of what was recorded on a GPU with the same compute capability \
+             and number of multiprocessors, where runs confirmed the prediction. `--fresh` runs \
+             all rows."
+                .to_owned(),
+        );
+    }
+    if report.is_interrupted {
+        notes.push("Interrupted: rows are missing.".to_owned());
+    }
+    notes.push(words::count(report.runs, "run") + ".");
+    notes
+}

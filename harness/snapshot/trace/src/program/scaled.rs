@@ -1,0 +1,261 @@
+//! [`Scaled`]: the requests of a program as a function of one of its parameters, such as the batch
+//! size, from recordings with a few values.
+
+use harness_allocator::units::Bytes;
+
+use super::RecordedProgram;
+use crate::trace::TraceEvent;
+
+/// Recordings of one program with different values.
+#[derive(Clone, Debug, Default)]
+pub struct Scaled {
+    /// In the order of the values, which differ.
+    recordings: Vec<(u64, RecordedProgram)>,
+}
+
+impl Scaled {
+    /// Adds a recording. A second one with the same value changes nothing.
+    pub fn add(&mut self, value: u64, recording: RecordedProgram) {
+        if let Err(place) = self.recordings.binary_search_by_key(&value, |(at, _)| *at) {
+            self.recordings.insert(place, (value, recording));
+        }
+    }
+
+    pub const fn is_empty(&self) -> bool {
+        self.recordings.is_empty()
+    }
+
+    /// Returns the recordings of another GPU, whose constant workspaces differ: each size changes by
+    /// as much as in this recording of that GPU.
+    #[must_use]
+    pub fn shifted(&self, value: u64, recording: RecordedProgram) -> Self {
+        let mut shifted = Self::default();
+        shifted.add(value, recording.clone());
+        let Some(own) = self.at(value).filter(|own| has_shape_of(own, &recording)) else {
+            return shifted;
+        };
+        let alike = self
+            .recordings
+            .iter()
+            .filter(|(_, other)| has_shape_of(other, &recording));
+        for (at, other) in alike {
+            let mut other = other.clone();
+            let moved =
+                |size: Bytes, from: Bytes, to: Bytes| Bytes((size.0 + to.0).saturating_sub(from.0));
+            for (index, operation) in other.operations.iter_mut().enumerate() {
+                if let TraceEvent::Allocate { size, .. } = operation {
+                    *size = moved(
+                        *size,
+                        size_of(&own.operations[index]),
+                        size_of(&recording.operations[index]),
+                    );
+                }
+            }
+            for (index, allocation) in other.allocations.iter_mut().enumerate() {
+                let [from, to] = [&own, &recording].map(|of| of.allocations[index].requested);
+                allocation.requested = moved(allocation.requested, from, to);
+            }
+            shifted.add(*at, other);
+        }
+        shifted
+    }
+
+    /// Returns whether the parameter has no effect: all recordings are equal, and there are
+    /// several.
+    pub fn is_constant(&self) -> bool {
+        let sizes = |recording: &RecordedProgram| sizes(recording).collect::<Vec<_>>();
+        self.recordings.len() > 1
+            && self
+                .recordings
+                .windows(2)
+                .all(|pair| sizes(&pair[0].1) == sizes(&pair[1].1))
+    }
+
+    /// Returns the program with this value. Each size is a polynomial through the nearest
+    /// recordings with the same requests: a line if that explains them, otherwise a parabola, as
+    /// for attention scores. Returns `None` if no two recordings have the same requests, except for
+    /// their sizes.
+    pub fn at(&self, value: u64) -> Option<RecordedProgram> {
+        let mut near: Vec<&(u64, RecordedProgram)> = self.recordings.iter().collect();
+        near.sort_by_key(|(at, _)| at.abs_diff(value));
+        // Some requests begin at a certain value, as the workspace of a large reduction.
+        let alike = |one: &(u64, RecordedProgram)| {
+            let alike = near.iter().filter(|other| has_shape_of(&one.1, &other.1));
+            alike.take(3).copied().collect::<Vec<_>>()
+        };
+        let near = near
+            .iter()
+            .map(|one| alike(one))
+            .find(|alike| alike.len() > 1)?;
+        let mut program = near[0].1.clone();
+        let scaled = |of: &dyn Fn(&RecordedProgram) -> Bytes| {
+            let points: Vec<(u64, u64)> = near
+                .iter()
+                .map(|(at, recording)| (*at, of(recording).0))
+                .collect();
+            Bytes(interpolated(&points, value))
+        };
+        for (index, operation) in program.operations.iter_mut().enumerate() {
+            if let TraceEvent::Allocate { size, .. } = operation {
+                *size = scaled(&|recording| size_of(&recording.operations[index]));
+            }
+        }
+        for (index, allocation) in program.allocations.iter_mut().enumerate() {
+            allocation.requested = scaled(&|recording| recording.allocations[index].requested);
+        }
+        // The recorded addresses are those of other sizes.
+        program.driver.clear();
+        program.reservations.clear();
+        Some(program)
+    }
+}
+
+const fn size_of(operation: &TraceEvent) -> Bytes {
+    match operation {
+        TraceEvent::Allocate { size, .. } => *size,
+        _ => Bytes::ZERO,
+    }
+}
+
+fn sizes(recording: &RecordedProgram) -> impl Iterator<Item = Bytes> {
+    recording.operations.iter().map(size_of)
+}
+
+fn has_shape_of(one: &RecordedProgram, other: &RecordedProgram) -> bool {
+    let shape = |program: &RecordedProgram| {
+        let operations = program.operations.iter().map(|operation| match *operation {
+            TraceEvent::Allocate { id, stream, .. } => TraceEvent::Allocate {
+                id,
+                size: Bytes::ZERO,
+                stream,
+            },
+            other => other,
+        });
+        operations.collect::<Vec<_>>()
+    };
+    one.start.is_empty()
+        && other.start.is_empty()
+        && one.streams.len() == other.streams.len()
+        && one.pools.len() == other.pools.len()
+        && one.config == other.config
+        && shape(one) == shape(other)
+}
+
+/// Returns the value at `at` of the line through the first two points if it meets a third,
+/// otherwise of the parabola through the three. A result below zero is zero.
+fn interpolated(points: &[(u64, u64)], at: u64) -> u64 {
+    let wide = |(x, y): (u64, u64)| (i128::from(x), i128::from(y));
+    let line = |x: i128| {
+        let [(x0, y0), (x1, y1)] = [points[0], points[1]].map(wide);
+        y0 + ((y1 - y0) * (x - x0)).div_euclid(x1 - x0)
+    };
+    let at = i128::from(at);
+    let value = match points.get(2).map(|point| wide(*point)) {
+        Some((x2, y2)) if line(x2) != y2 => {
+            let [(x0, y0), (x1, y1)] = [points[0], points[1]].map(wide);
+            let terms = [
+                (y0, (at - x1) * (at - x2), (x0 - x1) * (x0 - x2)),
+                (y1, (at - x0) * (at - x2), (x1 - x0) * (x1 - x2)),
+                (y2, (at - x0) * (at - x1), (x2 - x0) * (x2 - x1)),
+            ];
+            let common: i128 = terms.iter().map(|(.., divisor)| divisor).product();
+            let sum: Option<i128> = terms
+                .iter()
+                .map(|(y, factor, divisor)| y.checked_mul(*factor)?.checked_mul(common / divisor))
+                .sum();
+            sum.map_or_else(|| line(at), |sum| sum.div_euclid(common))
+        }
+        _ => line(at),
+    };
+    u64::try_from(value.max(0)).unwrap_or(u64::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::program::Allocation;
+    use harness_allocator::device::StreamId;
+
+    fn program(sizes: &[u64]) -> RecordedProgram {
+        let allocation = |size: &u64| Allocation {
+            address: None,
+            refused: false,
+            requested: Bytes(*size),
+            stream: StreamId(0),
+            stack: Default::default(),
+        };
+        let allocate = |(id, size): (usize, &u64)| TraceEvent::Allocate {
+            id: id as u64,
+            size: Bytes(*size),
+            stream: StreamId(0),
+        };
+        RecordedProgram {
+            operations: sizes.iter().enumerate().map(allocate).collect(),
+            allocations: sizes.iter().map(allocation).collect(),
+            ..RecordedProgram::default()
+        }
+    }
+
+    /// Weights, activations and attention scores.
+    fn of(value: u64) -> RecordedProgram {
+        program(&[4096, 1000 + 12 * value, 16 * value * value + 3])
+    }
+
+    fn scaled(values: &[u64], program: impl Fn(u64) -> RecordedProgram) -> Scaled {
+        let mut scaled = Scaled::default();
+        for value in values {
+            scaled.add(*value, program(*value));
+        }
+        scaled
+    }
+
+    #[test]
+    fn three_recordings_give_constant_linear_and_quadratic_sizes() {
+        for known in [[1, 2, 7], [64, 8, 512]] {
+            for value in [1, 3, 100, 4096] {
+                assert_eq!(scaled(&known, of).at(value), Some(of(value)), "{known:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn two_recordings_give_linear_sizes_and_one_gives_none() {
+        let linear = |value: u64| program(&[4096, 7 * value]);
+        assert_eq!(scaled(&[3], linear).at(5), None);
+        let two = scaled(&[3, 6], linear);
+        assert_eq!(two.at(50), Some(linear(50)));
+        assert!(!two.is_constant() && scaled(&[3, 6], |_| linear(1)).is_constant());
+    }
+
+    #[test]
+    fn recordings_with_other_requests_explain_the_values_near_them() {
+        let stepped = |value: u64| match value {
+            ..100 => program(&[4096, 7 * value]),
+            _ => program(&[4096, 1024, 7 * value]),
+        };
+        assert_eq!(
+            scaled(&[1, 2, 200], stepped).at(300),
+            Some(program(&[4096, 2100]))
+        );
+        let known = scaled(&[1, 2, 200, 201], stepped);
+        assert_eq!(known.at(300), Some(stepped(300)));
+        assert_eq!(known.at(50), Some(stepped(50)));
+    }
+
+    #[test]
+    fn one_recording_of_another_gpu_shows_its_constant_workspace() {
+        let with_workspace =
+            |workspace: u64| move |value: u64| program(&[workspace, 7 * value, value * value]);
+        let one = scaled(&[1, 2, 9], with_workspace(32 << 20));
+        let other = one.shifted(40, with_workspace(8 << 20)(40));
+        assert_eq!(other.at(300), Some(with_workspace(8 << 20)(300)));
+        let unlike = one.shifted(40, program(&[1]));
+        assert_eq!(unlike.at(300), None);
+    }
+
+    #[test]
+    fn sizes_that_would_be_negative_are_zero() {
+        let falling = scaled(&[1, 2], |value| program(&[100 - 50 * value]));
+        assert_eq!(falling.at(10), Some(program(&[0])));
+    }
+}

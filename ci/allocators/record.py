@@ -1,4 +1,4 @@
-"""Records the decisions of the allocators of TensorFlow, RMM and CuPy, which run here without a GPU.
+"""Records the decisions of the allocators of TensorFlow, RMM, ONNX Runtime and CuPy, which run here without a GPU.
 
     python3 ci/allocators/record.py FOLDER               writes recordings to FOLDER, with the pinned versions below
     python3 ci/allocators/record.py FOLDER SEEDS OPERATIONS [ALLOCATOR…]   the same for as many random traces of this length
@@ -18,8 +18,8 @@ from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 CACHE = Path(os.environ.get("HARNESS_CACHE", Path.home() / ".cache/harness")) / "allocators"
-PINNED = {"tensorflow-cpu": "2.21.0", "librmm-cu13": "26.10.0", "cupy-cuda13x": "14.2.0"}
-PACKAGE = {"bfc": "tensorflow-cpu", "rmm_pool": "librmm-cu13", "cupy_pool": "cupy-cuda13x"}
+PINNED = {"tensorflow-cpu": "2.21.0", "librmm-cu13": "26.10.0", "onnxruntime": "1.31.0", "cupy-cuda13x": "14.2.0"}
+PACKAGE = {"bfc": "tensorflow-cpu", "rmm_pool": "librmm-cu13", "ort_arena": "onnxruntime", "cupy_pool": "cupy-cuda13x"}
 GIB = 1 << 30
 OPERATIONS = 500
 # Name, allocator, streams, kinds of traces, the allocator's memory, the device's memory, options of the recorder.
@@ -37,6 +37,10 @@ CONFIGURATIONS = [
     ("scarce", "rmm_pool", 8, "large pressure", 2 * GIB, 4 * GIB, {"initial": 0, "maximum": 3 * GIB}),
     ("unlimited", "rmm_pool", 1, "mixed pressure", 4 * GIB, None, {"initial": 268435456}),
     ("unlimited_streams", "rmm_pool", 8, "mixed large", 4 * GIB, None, {"initial": 0}),
+    ("doubling", "ort_arena", 1, "small mixed large pressure", 4 * GIB, None, {}),
+    ("limited", "ort_arena", 1, "mixed pressure", 4 * GIB, None, {"limit": 3000000123, "largest": 1 << 28}),
+    ("tuned", "ort_arena", 1, "mixed pressure", 3 * GIB, 4 * GIB, {"initial": 5000000, "dead": 1 << 24}),
+    ("same", "ort_arena", 1, "mixed large pressure", 4 * GIB, None, {"strategy": 1, "limit": 3 * GIB}),
     ("unlimited", "cupy_pool", 3, "small mixed pressure", 4 * GIB, None, {}),
     ("limited", "cupy_pool", 3, "mixed large pressure", 4 * GIB, None, {"limit": 3 * GIB + 5}),
     ("scarce", "cupy_pool", 8, "large pressure", 2 * GIB, 4 * GIB, {"limit": 3 * GIB}),
@@ -95,14 +99,17 @@ def recorder(package, version):
     folder = installed([f"{package}=={version}"])
     if package.startswith("cupy"):
         return ["env", f"PYTHONPATH={folder}", sys.executable, HERE / "cupy_pool.py"]
-    source = HERE / ("bfc.cpp" if package == "tensorflow-cpu" else "rmm_pool.cpp")
+    source = HERE / {"tensorflow-cpu": "bfc.cpp", "onnxruntime": "ort_arena.cpp"}.get(package, "rmm_pool.cpp")
     program = CACHE / f"{source.stem}-{version}"
+    arguments = list((folder / "onnxruntime/capi").glob("libonnxruntime.so.*"))
     if program.exists() and program.stat().st_mtime > source.stat().st_mtime:
-        return [program]
+        return [program, *arguments]
     command = ["g++", "-O1", "-w", "-DNDEBUG", "-o", program, source]
     if package == "tensorflow-cpu":
         library = folder / "tensorflow"
         command += ["-std=c++17", f"-I{library}/include", library / "libtensorflow_framework.so.2", f"-Wl,-rpath,{library}"]
+    elif package == "onnxruntime":
+        command += ["-std=c++17", "-rdynamic", "-ldl"]
     else:
         headers = [folder / "librmm/include", folder / "librmm/include/rapids", folder / "librmm/include/rapids/libcudacxx", folder / "rapids_logger/include"]
         headers += [installed(["nvidia-cuda-runtime==13.5.37", "nvidia-cuda-crt==13.5.37"]) / "nvidia/cu13/include"]
@@ -113,7 +120,7 @@ def recorder(package, version):
         command += [*libraries, "-ldl", "-lrt", "-lpthread"]
         command += [f"-Wl,-rpath,{library.parent}" for library in libraries]
     subprocess.run(command, check=True)
-    return [program]
+    return [program, *arguments]
 
 
 def decisions(program, operations, capacity, options):
@@ -129,6 +136,9 @@ def settings_of(allocator, options):
     """The settings in a recording, with our names."""
     if allocator == "bfc":
         return {"memory_limit": options["limit"], "allow_growth": options.get("growth", 1) == 1, "garbage_collection": options.get("gc", 1) == 1}
+    if allocator == "ort_arena":
+        names = {"limit": "max_mem", "initial": "initial_chunk_size_bytes", "dead": "max_dead_bytes_per_chunk", "largest": "max_power_of_two_extend_bytes"}
+        return {names[key]: value for key, value in options.items() if key != "strategy"} | {"same_as_requested": options.get("strategy") == 1}
     if allocator == "cupy_pool":
         return {"limit": options.get("limit")}
     return {"initial_pool_size": options["initial"], "maximum_pool_size": options.get("maximum")}

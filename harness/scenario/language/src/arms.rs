@@ -614,6 +614,10 @@ pub const fn about(kind: AllocatorKind) -> &'static str {
             "RMM's `pool_memory_resource`: reserves half the memory at start, keeps a free list \
              per stream, takes blocks of other streams after an event"
         }
+        AllocatorKind::OrtArena => {
+            "ONNX Runtime's arena (`BFCArena`) with its defaults: as `bfc`, but regions double \
+             from 1 MiB to 1 GiB and are never released"
+        }
         AllocatorKind::CupyPool => {
             "CuPy's memory pool: allocates exactly what a request needs, keeps it, and reuses it \
              on the same stream only"

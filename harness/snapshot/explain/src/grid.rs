@@ -44,9 +44,10 @@ pub const SETTINGS: [&str; 24] = [
     "max_split_size_mb:512,garbage_collection_threshold:0.8,per_process_memory_fraction:0.98",
 ];
 
-pub const OTHER_ALLOCATORS: [AllocatorKind; 5] = [
+pub const OTHER_ALLOCATORS: [AllocatorKind; 6] = [
     AllocatorKind::Bfc,
     AllocatorKind::RmmPool,
+    AllocatorKind::OrtArena,
     AllocatorKind::CupyPool,
     AllocatorKind::AsyncPool,
     AllocatorKind::Direct,

@@ -1,6 +1,8 @@
 //! TensorFlow's best-fit-with-coalescing allocator: a few regions of growing size that are kept,
 //! chunks cut from them, and merged free neighbors.
 //!
+//! ONNX Runtime's arena is the same with other rules of growth: [`super::ort_arena`].
+//!
 //! It models `BFCAllocator` (`third_party/xla/xla/tsl/framework/bfc_allocator.h` in
 //! <https://github.com/tensorflow/tensorflow>). Its decisions on one stream equal those recorded
 //! from TensorFlow 2.21. <https://www.tensorflow.org/guide/gpu#limiting_gpu_memory_growth>
@@ -40,6 +42,8 @@
 
 use std::collections::BTreeMap;
 
+use super::bfc_growth::Growth;
+use super::ort_arena::OrtArenaConfig;
 use super::pending::{Events, PendingFrees, if_exists};
 use super::regions::{self, CHUNK_UNIT, ChunkId, Regions};
 use super::{Allocation, Allocator, AllocatorError, Request, answered_by};
@@ -71,13 +75,81 @@ impl BfcConfig {
         ((bytes as f32 * 0.9) as u64).next_multiple_of(CHUNK_UNIT.0)
     }
 
+    /// The next region for a request of `size`. `planned` is its size if the request is no larger.
+    fn growth(&self, planned: Option<u64>, limit: u64, size: u64) -> Growth {
+        let first = if self.allow_growth {
+            limit.min(Self::FIRST_REGION.0)
+        } else {
+            limit
+        };
+        let before = planned.unwrap_or(first.next_multiple_of(CHUNK_UNIT.0));
+        let region = Growth::doubled(before, size);
+        Growth {
+            region,
+            after_refusal: region,
+            after_success: if region == before {
+                region.saturating_mul(2)
+            } else {
+                region
+            },
+        }
+    }
+}
+
+/// The library whose rules the allocator follows.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Library {
+    TensorFlow(BfcConfig),
+    OnnxRuntime(OrtArenaConfig),
+}
+
+impl Default for Library {
+    fn default() -> Self {
+        Self::TensorFlow(BfcConfig::default())
+    }
+}
+
+impl Library {
+    const fn memory_limit(&self) -> Option<Bytes> {
+        match self {
+            Self::TensorFlow(config) => config.memory_limit,
+            Self::OnnxRuntime(config) => config.max_mem,
+        }
+    }
+
+    const fn collects_garbage(&self) -> bool {
+        match self {
+            Self::TensorFlow(config) => config.garbage_collection,
+            Self::OnnxRuntime(_) => false,
+        }
+    }
+
+    /// The least size that is tried after the driver refused a larger one.
+    const fn least_after_refusal(&self) -> u64 {
+        match self {
+            Self::TensorFlow(_) => 0,
+            Self::OnnxRuntime(_) => OrtArenaConfig::LEAST_AFTER_REFUSAL,
+        }
+    }
+
     /// The bytes of a chunk to allocate for a request of `size`: exactly that, or the whole chunk.
-    const fn cut(size: u64, chunk: u64) -> u64 {
+    const fn cut(&self, size: u64, chunk: u64) -> u64 {
+        let waste = match self {
+            Self::TensorFlow(_) => BfcConfig::MAX_INTERNAL_FRAGMENTATION.0,
+            Self::OnnxRuntime(config) => config.max_dead_bytes_per_chunk.0,
+        };
         let rest = chunk - size;
-        if rest >= size || rest >= Self::MAX_INTERNAL_FRAGMENTATION.0 {
+        if rest >= size || rest >= waste {
             size
         } else {
             chunk
+        }
+    }
+
+    fn growth(&self, planned: Option<u64>, limit: u64, size: u64) -> Growth {
+        match self {
+            Self::TensorFlow(config) => config.growth(planned, limit, size),
+            Self::OnnxRuntime(config) => config.growth(planned, limit, size),
         }
     }
 }
@@ -94,7 +166,7 @@ impl Default for BfcConfig {
 
 #[derive(Debug, Default)]
 pub struct BfcAllocator {
-    config: BfcConfig,
+    library: Library,
     regions: Regions,
     /// The size of the next region, unless the request is larger, or `None` before the first one.
     next_region: Option<u64>,
@@ -114,8 +186,17 @@ struct Frontier {
 
 impl BfcAllocator {
     pub fn new(config: BfcConfig) -> Self {
+        Self::of(Library::TensorFlow(config))
+    }
+
+    /// ONNX Runtime's arena.
+    pub fn onnx_runtime(config: OrtArenaConfig) -> Self {
+        Self::of(Library::OnnxRuntime(config))
+    }
+
+    fn of(library: Library) -> Self {
         Self {
-            config,
+            library,
             ..Self::default()
         }
     }
@@ -147,7 +228,7 @@ impl BfcAllocator {
         }
         Err(self
             .regions
-            .out_of_memory(device, request, refused, self.config.memory_limit))
+            .out_of_memory(device, request, refused, self.library.memory_limit()))
     }
 
     /// Finds a finished chunk of another stream: a never used one, or one whose event is complete.
@@ -218,30 +299,16 @@ impl BfcAllocator {
         if size > available {
             return Ok(Err(size));
         }
-        let first = if self.config.allow_growth {
-            limit.min(BfcConfig::FIRST_REGION.0)
-        } else {
-            limit
-        };
-        let before = self
-            .next_region
-            .unwrap_or(first.next_multiple_of(CHUNK_UNIT.0))
-            .max(CHUNK_UNIT.0);
-        let mut region = before;
-        while region < size {
-            region = region.saturating_mul(2);
-        }
-        self.next_region = Some(region);
-        let mut bytes = region.min(available);
+        let growth = self.library.growth(self.next_region, limit, size);
+        self.next_region = Some(growth.after_refusal);
+        let mut bytes = growth.region.min(available);
         loop {
             if let Some(chunk) = self.regions.add(device, bytes, stream)? {
-                if region == before {
-                    self.next_region = Some(region.saturating_mul(2));
-                }
+                self.next_region = Some(growth.after_success);
                 return Ok(Ok(chunk));
             }
             let less = BfcConfig::after_refusal(bytes);
-            if less < size || less == bytes {
+            if less < size.max(self.library.least_after_refusal()) || less == bytes {
                 return Ok(Err(bytes));
             }
             bytes = less;
@@ -277,7 +344,7 @@ impl BfcAllocator {
     fn collect_garbage(&mut self, device: &mut dyn Device, size: u64) -> Result<bool, DeviceError> {
         let left = self.limit(device).0.saturating_sub(self.regions.reserved());
         let can_help = || left.saturating_add(self.regions.wholly_free()) >= size;
-        if self.config.garbage_collection && can_help() {
+        if self.library.collects_garbage() && can_help() {
             self.regions.release(device, 0)
         } else {
             Ok(false)
@@ -285,13 +352,24 @@ impl BfcAllocator {
     }
 
     fn limit(&self, device: &dyn Device) -> Bytes {
-        self.regions.limit(device, self.config.memory_limit)
+        let configured = self.library.memory_limit();
+        match self.library {
+            Library::TensorFlow(_) => self.regions.limit(device, configured),
+            // The arena does not know the device.
+            Library::OnnxRuntime(_) => configured
+                .into_iter()
+                .chain(self.regions.limit)
+                .fold(Bytes(u64::MAX), Bytes::min),
+        }
     }
 }
 
 impl Allocator for BfcAllocator {
     fn name(&self) -> &'static str {
-        "bfc"
+        match self.library {
+            Library::TensorFlow(_) => "bfc",
+            Library::OnnxRuntime(_) => "ort_arena",
+        }
     }
 
     /// One of the sizes that it tries is above 0.9 of the free pages, less a millionth for single
@@ -318,7 +396,7 @@ impl Allocator for BfcAllocator {
             Some(chunk) => chunk,
             None => self.find(device, request, size)?,
         };
-        let taken = BfcConfig::cut(size, self.regions[chunk].size);
+        let taken = self.library.cut(size, self.regions[chunk].size);
         Ok(self.regions.hand_out(chunk, request, taken))
     }
 
@@ -358,7 +436,11 @@ impl Allocator for BfcAllocator {
             self.regions.stats.num_sync_all_streams += 1;
             self.regions.wait_for(&mut self.pending, device)?;
         }
-        self.regions.release(device, 0).map(drop)
+        self.regions.release(device, 0)?;
+        if let Library::OnnxRuntime(config) = &self.library {
+            self.next_region = Some(config.initial_growth_chunk_size_bytes.0);
+        }
+        Ok(())
     }
 
     answered_by!(regions);
@@ -370,7 +452,7 @@ impl Allocator for BfcAllocator {
             .for_each(|frontier| self.events.give_back(frontier.event));
         self.events.close(device)?;
         self.regions.close(device)?;
-        *self = Self::new(self.config.clone());
+        *self = Self::of(self.library.clone());
         Ok(())
     }
 }

@@ -1,17 +1,20 @@
 //! The interface of an allocator, and its implementations.
 //!
 //! The caller passes the device to each call, so one device can serve an allocator, an audit and a
-//! scenario. [`caching`] models PyTorch, [`bfc`] TensorFlow, [`rmm_pool`] RMM, [`cupy_pool`] CuPy
-//! and [`async_pool`] the driver's own pool; [`direct`] is the baseline without a cache. [`shared`]
-//! protects one of them with a lock for many host threads and frees by address.
+//! scenario. [`caching`] models PyTorch, [`bfc`] TensorFlow and ONNX Runtime ([`ort_arena`]),
+//! [`rmm_pool`] RMM, [`cupy_pool`] CuPy and [`async_pool`] the driver's own pool; [`direct`] is the
+//! baseline without a cache. [`shared`] protects one of them with a lock for many host threads and
+//! frees by address.
 
 pub mod async_pool;
 pub mod bfc;
+mod bfc_growth;
 pub mod caching;
 pub mod cupy_pool;
 pub mod direct;
 pub mod library;
 mod live;
+pub mod ort_arena;
 mod pending;
 mod regions;
 pub mod rmm_pool;

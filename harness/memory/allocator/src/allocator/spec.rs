@@ -5,7 +5,7 @@ use std::{fmt, str::FromStr};
 
 use super::caching::{self, ConfError, Config, TorchVersion, TorchVersionError};
 use super::library::{LibraryAllocator, LibrarySpec, LibrarySpecError};
-use super::{Allocator, async_pool, bfc, cupy_pool, direct, rmm_pool};
+use super::{Allocator, async_pool, bfc, cupy_pool, direct, ort_arena, rmm_pool};
 use crate::named::named_enum;
 
 named_enum! {
@@ -20,6 +20,8 @@ named_enum! {
         Bfc = "bfc",
         /// The pool memory resource of RMM, the RAPIDS Memory Manager.
         RmmPool = "rmm_pool",
+        /// ONNX Runtime's memory arena.
+        OrtArena = "ort_arena",
         /// CuPy's memory pool.
         CupyPool = "cupy_pool",
         /// The driver's stream-ordered pool.
@@ -51,6 +53,7 @@ impl AllocatorKind {
             | Self::Bfc
             | Self::RmmPool
             | Self::CupyPool
+            | Self::OrtArena
             | Self::Direct => None,
         }
     }
@@ -181,6 +184,9 @@ impl AllocatorSpec {
             Which::Kind(AllocatorKind::RmmPool, _) => {
                 Box::new(rmm_pool::RmmPool::new(rmm_pool::RmmPoolConfig::default()))
             }
+            Which::Kind(AllocatorKind::OrtArena, _) => Box::new(bfc::BfcAllocator::onnx_runtime(
+                ort_arena::OrtArenaConfig::default(),
+            )),
             Which::Kind(AllocatorKind::CupyPool, _) => Box::new(cupy_pool::CupyPool::default()),
             Which::Kind(AllocatorKind::AsyncPool, _) => {
                 Box::new(async_pool::AsyncPoolAllocator::default())
@@ -202,6 +208,7 @@ impl AllocatorSpec {
                 AllocatorKind::Bfc
                 | AllocatorKind::RmmPool
                 | AllocatorKind::CupyPool
+                | AllocatorKind::OrtArena
                 | AllocatorKind::AsyncPool
                 | AllocatorKind::Direct,
                 _,

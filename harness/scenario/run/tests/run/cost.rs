@@ -129,6 +129,7 @@ fn a_storm_costs_the_audit_the_same_with_every_allocator() {
             AllocatorKind::Caching
             | AllocatorKind::Expandable
             | AllocatorKind::Bfc
+            | AllocatorKind::OrtArena
             | AllocatorKind::RmmPool => LIVE,
         };
         for _ in 0..OPERATIONS {

@@ -103,6 +103,7 @@ fn an_allocator_without_private_pools_refuses_them() {
     for kind in [
         AllocatorKind::Bfc,
         AllocatorKind::RmmPool,
+        AllocatorKind::OrtArena,
         AllocatorKind::CupyPool,
         AllocatorKind::AsyncPool,
         AllocatorKind::Direct,

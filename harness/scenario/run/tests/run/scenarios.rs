@@ -773,6 +773,7 @@ allocators:
   - caching: { name: large_pages, conf: "expandable_segments:True,large_segment_size_mb:8192" }
   - bfc
   - rmm_pool
+  - ort_arena
   - cupy_pool
   - async_pool
   - direct

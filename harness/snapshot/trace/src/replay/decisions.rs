@@ -10,6 +10,7 @@ use std::{collections::BTreeMap, ops::ControlFlow};
 
 use harness_allocator::allocator::bfc::{BfcAllocator, BfcConfig};
 use harness_allocator::allocator::cupy_pool::{CupyPool, CupyPoolConfig};
+use harness_allocator::allocator::ort_arena::{ExtendStrategy, OrtArenaConfig};
 use harness_allocator::allocator::rmm_pool::{RmmPool, RmmPoolConfig};
 use harness_allocator::allocator::{Allocation, Allocator, AllocatorError, Request};
 use harness_allocator::device::sim::{AddressOrder, SimConfig, SimDevice};
@@ -39,6 +40,7 @@ pub(super) struct Header {
 enum Settings {
     Bfc(BfcSettings),
     RmmPool(RmmPoolSettings),
+    OrtArena(OrtArenaSettings),
     CupyPool(CupyPoolSettings),
 }
 
@@ -55,6 +57,46 @@ struct BfcSettings {
 struct RmmPoolSettings {
     initial_pool_size: u64,
     maximum_pool_size: Option<u64>,
+}
+
+/// A setting that is absent has the library's default.
+#[derive(Clone, Copy, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct OrtArenaSettings {
+    max_mem: Option<u64>,
+    #[serde(default)]
+    same_as_requested: bool,
+    initial_chunk_size_bytes: Option<u64>,
+    max_dead_bytes_per_chunk: Option<u64>,
+    max_power_of_two_extend_bytes: Option<u64>,
+}
+
+impl OrtArenaSettings {
+    fn config(self) -> OrtArenaConfig {
+        let default = OrtArenaConfig::default();
+        let given = |setting: Option<u64>, default| setting.map_or(default, Bytes);
+        OrtArenaConfig {
+            max_mem: self.max_mem.map(Bytes),
+            arena_extend_strategy: if self.same_as_requested {
+                ExtendStrategy::SameAsRequested
+            } else {
+                ExtendStrategy::NextPowerOfTwo
+            },
+            initial_chunk_size_bytes: given(
+                self.initial_chunk_size_bytes,
+                default.initial_chunk_size_bytes,
+            ),
+            max_dead_bytes_per_chunk: given(
+                self.max_dead_bytes_per_chunk,
+                default.max_dead_bytes_per_chunk,
+            ),
+            max_power_of_two_extend_bytes: given(
+                self.max_power_of_two_extend_bytes,
+                default.max_power_of_two_extend_bytes,
+            ),
+            ..default
+        }
+    }
 }
 
 #[derive(Clone, Copy, Deserialize)]
@@ -75,6 +117,7 @@ impl Settings {
                 initial_pool_size: Some(Bytes(settings.initial_pool_size)),
                 maximum_pool_size: settings.maximum_pool_size.map(Bytes),
             })),
+            Self::OrtArena(settings) => Box::new(BfcAllocator::onnx_runtime(settings.config())),
             Self::CupyPool(settings) => {
                 return Model::Cupy(Box::new(CupyPool::new(CupyPoolConfig {
                     limit: settings.limit.map(Bytes),

@@ -199,6 +199,7 @@ fn every_allocator_can_be_recorded() {
         AllocatorKind::Direct,
         AllocatorKind::Bfc,
         AllocatorKind::RmmPool,
+        AllocatorKind::OrtArena,
         AllocatorKind::CupyPool,
     ] {
         let (snapshot, stats) = recorded(kind.build(), "");

@@ -1,8 +1,10 @@
-//! The best-fit allocators `bfc`, `rmm_pool` and `cupy_pool`: the figures that their libraries
-//! document, alone and in random programs. No stream gets memory that another one still uses.
+//! The best-fit allocators `bfc`, `rmm_pool`, `ort_arena` and `cupy_pool`: the figures that their
+//! libraries document, alone and in random programs. No stream gets memory that another one still
+//! uses.
 
 mod bfc;
 mod cupy_pool;
+mod ort_arena;
 mod rmm_pool;
 mod streams;
 

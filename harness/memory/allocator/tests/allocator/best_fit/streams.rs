@@ -1,6 +1,7 @@
 //! Random programs on several streams. The device refuses every access that is not ordered after
 //! the one before it.
 
+use harness_allocator::allocator::ort_arena::OrtArenaConfig;
 use harness_allocator::allocator::{
     Allocation, Allocator, bfc::BfcAllocator, cupy_pool::CupyPool, rmm_pool::RmmPool,
 };
@@ -167,6 +168,13 @@ proptest! {
         program in prop::collection::vec(op(), 1..150)
     ) {
         run(RmmPool::default(), &program)?;
+    }
+
+    #[test]
+    fn ort_arena_never_reuses_memory_that_another_stream_uses(
+        program in prop::collection::vec(op(), 1..150)
+    ) {
+        run(BfcAllocator::onnx_runtime(OrtArenaConfig::default()), &program)?;
     }
 
     #[test]

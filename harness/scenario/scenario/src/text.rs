@@ -1,3 +1,4 @@
+#[cfg(feature = "schema")]
 harness_language::scalars! {
     /// The name of an always-checked invariant, as in `retry_makes_progress`.
     InvariantText = "invariant", {

@@ -1077,7 +1077,7 @@ on_the_simulated_gpu! {
                 allocator.allocate(&mut device, Request::new(Bytes::mib(20))).expect("it fits")
             })
             .collect();
-        device.busy(side, Nanos::millis(20)).expect("it is queued");
+        device.busy(side, Nanos::millis(2000)).expect("it is queued");
         for allocation in allocations {
             allocator.record_stream(&allocation, side).expect("it is live");
             allocator.free(&mut device, allocation).expect("it is live");
@@ -1378,7 +1378,7 @@ fn a_dropped_device_leaks_nothing() {
         .set_external_memory(Bytes::mib(100))
         .expect("it fits");
     device
-        .busy(stream, Nanos::millis(20))
+        .busy(stream, Nanos::millis(2000))
         .expect("it is queued");
     device
         .fill(stream, range(ptr, 0, 10 << 20), TAG)
@@ -1432,7 +1432,7 @@ fn work_on_unmapped_memory_breaks_the_context() {
         .map(range(start, 0, 2 << 20), Bytes::mib(2))
         .expect("it fits");
     device
-        .busy(stream, Nanos::millis(20))
+        .busy(stream, Nanos::millis(2000))
         .expect("it is queued");
     device
         .fill(stream, range(start, 0, 2 << 20), TAG)

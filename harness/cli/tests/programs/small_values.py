@@ -52,6 +52,21 @@ def forms(device):
 
 
 found["forms"] = forms("cuda") == forms("cpu")
+
+
+def counted(device):
+    """Counters and fills of each type."""
+    types = torch.int64, torch.int32, torch.float64, torch.float32, torch.float16, torch.bool, torch.complex64
+    found = [torch.full((3,), -1, device=device, dtype=of).fill_(number) for of in types for number in (3, 2.5, True) if of.is_floating_point or number != 2.5]
+    many = torch.zeros(4, 4, dtype=torch.int64, device=device)
+    many[:, 1].fill_(7)
+    counter = torch.tensor(2**63 - 2, device=device)
+    counter.add_(1).add_(torch.tensor(2), alpha=-3).add_(counter, alpha=2)
+    ones = torch.ones(1, 1, dtype=torch.int64, device=device).add_(torch.tensor([5], device=device))
+    return [tensor.cpu().tolist() for tensor in (*found, many, counter, ones, torch.ones(2, 3, device=device).t().zero_())]
+
+
+found["counted"] = counted("cuda") == counted("cpu")
 # Exceptions pass through operations on small tensors.
 found["errors"] = 0
 for fail in (lambda: a[:1].expand(1 << 30) + a[:1], lambda: torch._foreach_add([a, torch.empty(1 << 29, **cuda)], 1.0), lambda: a.view(2), lambda: a + torch.ones(2, **cuda)):

@@ -967,10 +967,29 @@ fn words(address: usize, count: usize) -> Vec<usize> {
     words
 }
 
+/// Returns whether an address is in a loaded library. `dladdr` would also look for its symbol,
+/// which takes long in PyTorch's libraries.
 fn is_in_library(address: usize) -> bool {
-    let mut found = mem::MaybeUninit::uninit();
-    // SAFETY: the function reads no memory at the address.
-    unsafe { libc::dladdr(ptr::with_exposed_provenance(address), found.as_mut_ptr()) != 0 }
+    unsafe extern "C" fn has(
+        object: *mut libc::dl_phdr_info,
+        _: usize,
+        address: *mut c_void,
+    ) -> c_int {
+        // SAFETY: the dynamic linker passes an object with this many headers.
+        let (start, headers) = unsafe {
+            let object = &*object;
+            let headers = slice::from_raw_parts(object.dlpi_phdr, object.dlpi_phnum.into());
+            (object.dlpi_addr, headers)
+        };
+        let of_object = (address.addr() as u64).wrapping_sub(start);
+        let has = |header: &libc::Elf64_Phdr| {
+            header.p_type == libc::PT_LOAD
+                && of_object.wrapping_sub(header.p_vaddr) < header.p_memsz
+        };
+        headers.iter().any(has).into()
+    }
+    // SAFETY: the function has this type, and its argument is no address to it.
+    unsafe { libc::dl_iterate_phdr(Some(has), ptr::without_provenance_mut(address)) != 0 }
 }
 
 /// Finds the kernels in the definition of an operation whose kernels for the CPU, the GPU and our

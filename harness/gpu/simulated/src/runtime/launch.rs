@@ -2,8 +2,8 @@
 //! stored copies that its arguments point into.
 
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
-use std::sync::{Arc, Mutex, PoisonError};
-use std::{cell::RefCell, collections::BTreeMap, ptr};
+use std::sync::{LazyLock, Mutex, PoisonError};
+use std::{cell::RefCell, collections::HashMap, ptr};
 
 use harness_gpu_settings::{export, ffi::Out};
 
@@ -43,15 +43,16 @@ thread_local! {
 }
 
 /// Kernels by the address of their host function.
-static KERNELS: Mutex<BTreeMap<usize, Kernel>> = Mutex::new(BTreeMap::new());
+static KERNELS: LazyLock<Mutex<HashMap<usize, Kernel>>> = LazyLock::new(Mutex::default);
 
 struct Kernel {
     /// Address of the fat binary with its code.
     binary: usize,
     /// Address of the mangled name in the program.
     name: usize,
-    /// Parsed at the first use; the inner value is `None` if the name cannot be parsed.
-    parameters: Option<Option<Arc<[Parameter]>>>,
+    /// Parsed at the first use and never freed; the inner value is `None` if the name cannot be
+    /// parsed.
+    parameters: Option<Option<&'static [Parameter]>>,
 }
 
 /// Returns a handle that contains the address of the fat binary.
@@ -138,7 +139,7 @@ fn launch(
         match parameters(kernel) {
             // SAFETY: there is a pointer per parameter.
             Some(parameters) if !arguments.is_null() => unsafe {
-                forget_arguments(arguments, &parameters)
+                forget_arguments(arguments, parameters)
             },
             // A kernel with unknown parameters may write anywhere.
             _ => machine.state().copied.forget_all(),
@@ -180,17 +181,14 @@ unsafe fn forget_arguments(arguments: *const *const c_void, parameters: &[Parame
 }
 
 /// The parameters of a registered kernel, by its mangled name; `None` if they are unknown.
-fn parameters(kernel: usize) -> Option<Arc<[Parameter]>> {
+fn parameters(kernel: usize) -> Option<&'static [Parameter]> {
     let mut kernels = KERNELS.lock().unwrap_or_else(PoisonError::into_inner);
     let kernel = kernels.get_mut(&kernel)?;
-    kernel
-        .parameters
-        .get_or_insert_with(|| {
-            // SAFETY: the program registered a string that lives as long as its code.
-            let name = unsafe { CStr::from_ptr(ptr::with_exposed_provenance(kernel.name)) };
-            mangled::parameters(name.to_bytes()).map(Arc::from)
-        })
-        .clone()
+    *kernel.parameters.get_or_insert_with(|| {
+        // SAFETY: the program registered a string that lives as long as its code.
+        let name = unsafe { CStr::from_ptr(ptr::with_exposed_provenance(kernel.name)) };
+        mangled::parameters(name.to_bytes()).map(|parameters| &*parameters.leak())
+    })
 }
 
 export! {

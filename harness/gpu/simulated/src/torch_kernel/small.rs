@@ -13,7 +13,7 @@ use std::collections::HashMap;
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::hash::{BuildHasherDefault, Hasher};
 use std::sync::atomic::{AtomicPtr, AtomicU64, AtomicUsize, Ordering};
-use std::{arch::global_asm, cell::RefCell, mem, ops::Range, ptr, slice};
+use std::{arch::global_asm, cell::Cell, cell::RefCell, mem, ops::Range, ptr, slice};
 
 use super::{
     CPU, DOUBLE, Function, Handle, INT, KNOWN, Known, List, NONE, Signature, Stack, TENSOR, Value,
@@ -23,7 +23,10 @@ use super::{counts, element_size, get, is_in_library, list_of, release};
 use crate::world::{State, is_device_memory, machine};
 use crate::{contents, copied, copied::Kept, reads};
 
+mod direct;
 mod unboxed;
+
+use direct::{Direct, Number};
 
 const MOST_ELEMENTS: u64 = 64;
 const MOST_DIMENSIONS: usize = 8;
@@ -77,6 +80,7 @@ struct Operation {
     changed: u64,
     overwritten: u64,
     kind: Kind,
+    direct: Option<Direct>,
     refused: [AtomicU64; MOST_REFUSED],
 }
 
@@ -233,8 +237,14 @@ impl Layout {
         is_known
     }
 
-    /// The elements of a small tensor of the CPU in their order.
-    fn bytes_of_cpu(&self) -> [u8; 16 * MOST_ELEMENTS as usize] {
+    /// Passes on the elements of a small tensor of the CPU in their order.
+    fn with_bytes_of_cpu(&self, act: impl FnOnce(&[u8])) {
+        let size = (self.elements() * self.element) as usize;
+        if self.is_dense() && size > 0 {
+            let start = ptr::with_exposed_provenance::<u8>(self.address as usize);
+            // SAFETY: the elements belong to a tensor of the CPU, one after the other.
+            return act(unsafe { slice::from_raw_parts(start, size) });
+        }
         let (mut bytes, mut next) = ([0_u8; 16 * MOST_ELEMENTS as usize], 0);
         let element = self.element as usize;
         self.each(|offset| {
@@ -244,7 +254,7 @@ impl Layout {
             unsafe { ptr::copy_nonoverlapping(start, into, element) };
             next += element;
         });
-        bytes
+        act(&bytes);
     }
 
     /// Stores the elements of a small tensor of the GPU.
@@ -403,6 +413,11 @@ struct Input {
     is_known: bool,
 }
 
+thread_local! {
+    /// Memory for the inputs of the next [`Run`].
+    static INPUTS: Cell<Vec<Input>> = const { Cell::new(Vec::new()) };
+}
+
 /// What an operation on small tensors needs after the GPU's kernel.
 struct Run<'a> {
     known: &'a Known,
@@ -430,6 +445,7 @@ impl Drop for Run<'_> {
                 spare.keep();
             }
         }
+        INPUTS.set(mem::take(&mut self.inputs));
     }
 }
 
@@ -616,6 +632,10 @@ impl Operation {
                 .forgets()
                 .then(|| Around::Forget(changed(()), Kept::new()));
         }
+        let direct = self.direct.filter(|_| !is_captured());
+        if let Some(number) = direct.and_then(|direct| direct.compute(known, arguments)) {
+            return Some(Around::Direct(number, Kept::new()));
+        }
         let mut run = self.prepare(known, arguments, borrows);
         if self.kind != Kind::Read {
             // What a kernel reads back may be in memory of an earlier tensor.
@@ -633,7 +653,7 @@ impl Operation {
             known,
             operation: self,
             borrows,
-            inputs: Vec::new(),
+            inputs: INPUTS.take(),
             values: None,
             overwritten: Vec::new(),
             signature: Signature(self.handle.0[0] as u64),
@@ -651,10 +671,8 @@ impl Operation {
             .refused
             .iter()
             .any(|refused| refused.load(Ordering::Relaxed) == run.signature.0);
-        let is_captured = contents::harness_values_captures.load(Ordering::Relaxed) > 0
-            && state.streams.is_capturing();
         drop(state);
-        if is_computed && !is_captured {
+        if is_computed && !is_captured() {
             run.values = Some(values);
         } else {
             clear(known, &mut values);
@@ -663,11 +681,19 @@ impl Operation {
     }
 }
 
+/// Returns whether a stream captures: then kernels run later.
+fn is_captured() -> bool {
+    contents::harness_values_captures.load(Ordering::Relaxed) > 0
+        && machine().state().streams.is_capturing()
+}
+
 /// A call of the GPU's kernel, and what follows.
 enum Around<'a> {
     /// These ranges and the results are not known afterwards.
     Forget(Vec<Range<u64>>, Kept),
     Compute(Run<'a>, Kept),
+    /// The first result has this number as its elements.
+    Direct(Number, Kept),
     /// The number that the kernel reads is announced. Whether it is known.
     Read(Run<'a>, bool),
 }
@@ -691,6 +717,12 @@ impl Around<'_> {
             Self::Compute(run, kept) => {
                 drop(kept);
                 run.finish(results, false);
+            }
+            Self::Direct(number, kept) => {
+                drop(kept);
+                if let Some(result) = results.first() {
+                    number.store(known, result);
+                }
             }
             Self::Read(run, is_computed) => {
                 reads::announce(None);
@@ -922,7 +954,7 @@ impl Run<'_> {
                     from.scalar_type == layout.scalar_type && from.sizes() == layout.sizes()
                 });
             match from {
-                Some(from) => layout.write(state, &from.bytes_of_cpu()),
+                Some(from) => from.with_bytes_of_cpu(|bytes| layout.write(state, bytes)),
                 None => layout.forget(state),
             }
         }
@@ -1024,6 +1056,8 @@ unsafe extern "C" fn harness_small_compute(
     }
     let is_on_cpu = handle.kernel(known.on_cpu).function().is_some();
     let kind = Kind::ALL[kind];
+    // SAFETY: as the caller promises.
+    let direct = unsafe { Direct::of(CStr::from_ptr(names[0]), CStr::from_ptr(names[1])) };
     let new = Operation {
         handle,
         on_gpu,
@@ -1033,6 +1067,7 @@ unsafe extern "C" fn harness_small_compute(
         changed,
         overwritten,
         kind,
+        direct,
         refused: Default::default(),
     };
     let Some(slot) = slots(handle.0[0]).find(|slot| slot.load(Ordering::Acquire).is_null()) else {

@@ -395,17 +395,19 @@ pub(crate) fn uses_nvidia(path: &Path) -> bool {
             needed
                 .iter()
                 .any(|needed| library_of_file(needed).is_some())
-                || opens_cuda(path)
+                || opens_cuda(&constants(path))
         })
 }
 
 /// Beginnings of the names by which programs open the driver and the runtime.
 const OPENED: [&[u8]; 2] = [b"libcuda.so", b"libcudart.so"];
 
-fn opens_cuda(path: &Path) -> bool {
-    OPENED.iter().any(|name| {
-        let is_there = |constants: &[u8]| memmem::find(constants, name).is_some();
-        constants(path).is_some_and(|found| found.iter().any(|section| is_there(section)))
+fn opens_cuda(constants: &[Vec<u8>]) -> bool {
+    let mut sections = constants.iter();
+    sections.any(|section| {
+        OPENED
+            .iter()
+            .any(|name| memmem::find(section, name).is_some())
     })
 }
 
@@ -413,10 +415,11 @@ fn opens_cuda(path: &Path) -> bool {
 /// these libraries itself: it looks for the functions by name.
 fn names_in(path: &Path) -> BTreeSet<String> {
     let mut names = BTreeSet::new();
-    if !opens_cuda(path) {
+    let constants = constants(path);
+    if !opens_cuda(&constants) {
         return names;
     }
-    for section in constants(path).unwrap_or_default() {
+    for section in constants {
         let texts = section.split(|byte| *byte == 0);
         let is_name = |text: &&[u8]| {
             (4..=MOST_NAME).contains(&text.len())
@@ -438,10 +441,15 @@ const MOST_NAME: usize = 96;
 /// The sections that compilers place texts in.
 const CONSTANTS: &[u8] = b".rodata";
 
-/// Returns the contents of a file's sections of constants.
-fn constants(path: &Path) -> Option<Vec<Vec<u8>>> {
-    let file = open(path).ok()?;
-    let (endian, sections) = sections(&file).ok()?;
+/// Returns the contents of a file's sections of constants, which can be large. Empty if it cannot
+/// be read.
+fn constants(path: &Path) -> Vec<Vec<u8>> {
+    let Ok(file) = open(path) else {
+        return Vec::new();
+    };
+    let Ok((endian, sections)) = sections(&file) else {
+        return Vec::new();
+    };
     let is_constant = |section: &&elf::SectionHeader64<Endianness>| {
         sections
             .section_name(endian, section)
@@ -451,7 +459,7 @@ fn constants(path: &Path) -> Option<Vec<Vec<u8>>> {
         .iter()
         .filter(is_constant)
         .filter_map(|section| section.data(endian, &file).ok());
-    Some(found.map(<[u8]>::to_vec).collect())
+    found.map(<[u8]>::to_vec).collect()
 }
 
 /// Returns the SONAMEs that a file for x86-64 needs, and the folders that it names for them.

@@ -140,7 +140,7 @@ fn sentence_of_faults(report: &FaultReport) -> String {
             Bytes(most.unsigned_abs())
         ));
     }
-    let mut ends: BTreeMap<(&Outcome, String), usize> = BTreeMap::new();
+    let mut ends: BTreeMap<(&Outcome, String, String), usize> = BTreeMap::new();
     // The table has who waits for whom.
     let hangs =
         |case: &&Case| matches!(&case.outcome, Outcome::Hang { ranks } if !ranks.is_empty());
@@ -150,18 +150,22 @@ fn sentence_of_faults(report: &FaultReport) -> String {
         .iter()
         .filter(|case| !well(case) && !hangs(case))
     {
-        // The location of an OutOfMemoryError completes outcomes that do not name it.
+        // The failure and its location complete outcomes that do not name them.
         let place = case
             .stack
             .first()
             .map_or_else(String::new, |frame| format!(" at {}", frame.short()));
-        *ends.entry((&case.outcome, place)).or_default() += 1;
+        let cause = case.call.as_ref().map_or_else(
+            || "OutOfMemoryError".to_owned(),
+            |call| format!("failed {call}"),
+        );
+        *ends.entry((&case.outcome, cause, place)).or_default() += 1;
     }
     if hanging > 0 {
         parts.push(format!("{} its ranks hang", times(hanging)));
     }
-    parts.extend(ends.iter().map(|((outcome, place), count)| {
-        format!("{} it {}", times(*count), ending(outcome, place))
+    parts.extend(ends.iter().map(|((outcome, cause, place), count)| {
+        format!("{} it {}", times(*count), ending(outcome, cause, place))
     }));
     parts.join("; ") + "."
 }
@@ -170,11 +174,11 @@ const fn is_well(outcome: &Outcome) -> bool {
     matches!(outcome, Outcome::Recovered | Outcome::ServedByRetry)
 }
 
-fn ending(outcome: &Outcome, place: &str) -> String {
+fn ending(outcome: &Outcome, cause: &str, place: &str) -> String {
     let after = if place.is_empty() {
         String::new()
     } else {
-        format!(" after the OutOfMemoryError{place}")
+        format!(" after the {cause}{place}")
     };
     match outcome {
         Outcome::Recovered | Outcome::ServedByRetry => "recovers".to_owned(),
@@ -379,9 +383,9 @@ fn note_on_expectation(report: &FaultReport, expectation: Expectation) -> String
 /// Names the differences between two runs without failures. `None` if they are equal.
 fn note_on_second_run(report: &FaultReport) -> Option<String> {
     let second = report.second.as_ref()?;
-    let at_end =
-        [&report.first, &second.figures].map(|run| run.allocated_at_end.unwrap_or_default());
-    let apart = Bytes(at_end[0].abs_diff(at_end[1]));
+    let at_end = report.first.allocated_at_end;
+    let at_end = at_end.zip(second.figures.allocated_at_end);
+    let apart = Bytes(at_end.map_or(0, |(first, second)| first.abs_diff(second)));
     let apart = if apart == Bytes::ZERO {
         String::new()
     } else {
@@ -463,7 +467,7 @@ fn row_ends(row: &Row) -> String {
     match (row.exit_code, row.signal) {
         _ if row.is_hang => "hang".to_owned(),
         (_, Some(signal)) => format!("signal {signal}"),
-        (Some(0), _) if row.num_ooms > 0 => "success after OOM".to_owned(),
+        (Some(0), _) if row.has_ooms() => "success after OOM".to_owned(),
         (Some(0), _) => "success".to_owned(),
         (code, _) if row.ended_out_of_memory => {
             format!("OutOfMemoryError, exit code {}", words::or_nothing(code))
@@ -522,8 +526,8 @@ fn grid_of_settings(report: &SettingsReport) -> Grid {
         "basis",
     ];
     let rows = report.rows.iter().map(|row| {
-        let figures = [row.num_alloc_retries, row.num_ooms, row.driver_calls]
-            .map(|figure| figure.to_string());
+        let figures =
+            [row.num_alloc_retries, row.num_ooms, Some(row.driver_calls)].map(words::or_unknown);
         let cells = [
             named(row),
             row_ends(row),

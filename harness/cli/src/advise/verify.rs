@@ -37,7 +37,8 @@ pub(super) struct Verified {
     /// `true` if the program ended with exit code 0 and without an out-of-memory error.
     pub(super) held: bool,
     exit_code: u8,
-    num_ooms: u64,
+    /// `None` if torch could not report it.
+    num_ooms: Option<u64>,
     peak_reserved_predicted: u64,
     peak_reserved_seen: u64,
 }
@@ -67,7 +68,7 @@ impl Options {
             .read(ended.folder(), ending, None)
             .map_err(RunnerError::Lost)?;
         Ok(Verified {
-            held: record.exit_code == 0 && observed.ooms == 0,
+            held: record.exit_code == 0 && observed.ooms == Some(0),
             exit_code: record.exit_code,
             num_ooms: observed.ooms,
             memory: memory.0,
@@ -97,7 +98,10 @@ impl Verified {
             named(&self.conf),
             Bytes(self.memory),
             self.exit_code,
-            count(self.num_ooms, "out-of-memory error"),
+            self.num_ooms.map_or_else(
+                || "an unknown number of out-of-memory errors".to_owned(),
+                |ooms| count(ooms, "out-of-memory error")
+            ),
             Bytes(seen),
             Bytes(predicted),
         )

@@ -480,12 +480,21 @@ impl Options {
                 .unreported
                 .as_ref()
                 .map(|unreported| format!("The least memory is unknown: {unreported}.")),
-            None if self.least_memory && !self.allow_ooms && first.ooms > 0 => Some(format!(
-                "The program had {} with all of its memory. Give more `--memory`, or \
-                 `--allow-ooms`.",
-                count(first.ooms, "out-of-memory error")
-            )),
-            None => None,
+            None if !self.least_memory || self.allow_ooms => None,
+            None => match first.ooms {
+                Some(0) => None,
+                Some(ooms) => Some(format!(
+                    "The program had {} with all of its memory. Give more `--memory`, or \
+                     `--allow-ooms`.",
+                    count(ooms, "out-of-memory error")
+                )),
+                None => Some(
+                    "The least memory is unknown: a library of the program does not report \
+                     out-of-memory errors that the program survives. With `--allow-ooms`, the exit \
+                     code decides."
+                        .to_owned(),
+                ),
+            },
         }
     }
 
@@ -516,7 +525,10 @@ impl Options {
                 .collect();
             let figures = format!(
                 "reserved {}, allocated {}, attempts {sizes:?}",
-                first.peak_reserved, first.peak_allocated
+                first.peak_reserved,
+                first
+                    .peak_allocated
+                    .map_or_else(|| "unknown".to_owned(), |peak| peak.to_string())
             );
             run.insert("their first run".to_owned(), figures);
         }

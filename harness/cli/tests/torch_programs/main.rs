@@ -195,6 +195,11 @@ fn main() -> ExitCode {
         &python,
         library_errors,
     ));
+    trials.push(of_python(
+        "random values are not known, and each line that reads them is named",
+        &python,
+        random_values_are_not_known,
+    ));
     let launchers = [
         ["torchrun", "torch.distributed.run", "--standalone"],
         [
@@ -857,17 +862,58 @@ fn library_errors(python: &Path) -> Result<(), Failed> {
         .iter();
     let found: Vec<_> = cases
         .filter(|case| !case["call"].is_null())
-        .map(|case| [&case["call"], &case["outcome"], &case["is_clean_end"]])
+        .map(|case| {
+            let line = &case["stack"][0]["line"];
+            [&case["call"], &case["outcome"], &case["is_clean_end"], line]
+        })
         .collect();
-    let expected: [[Value; 3]; 2] = [
-        ["cublasCreate".into(), "recovered".into(), false.into()],
-        ["cusolverDnCreate".into(), "other_error".into(), true.into()],
+    let expected: [[Value; 4]; 2] = [
+        [
+            "cublasCreate".into(),
+            "recovered".into(),
+            false.into(),
+            6.into(),
+        ],
+        [
+            "cusolverDnCreate".into(),
+            "other_error".into(),
+            true.into(),
+            9.into(),
+        ],
     ];
     let is_right = found.iter().map(|case| case.map(Clone::clone)).eq(expected);
     if output.status.success() && is_right {
         Ok(())
     } else {
         Err(format!("{:?}: {document:#}", output.status).into())
+    }
+}
+
+fn random_values_are_not_known(python: &Path) -> Result<(), Failed> {
+    let (run, program) = (tempfile::tempdir()?, folder().join("random_reads.py"));
+    let record = run.path().join("run.json");
+    let mut command = harness();
+    command
+        .args(["exec", "--memory", "1GiB", "--record"])
+        .arg(&record)
+        .arg("--");
+    let output = command.arg(python).arg(&program).output()?;
+    let record: Value = serde_json::from_slice(&std::fs::read(record)?)?;
+    let process = &record["processes"][0];
+    let text = std::fs::read_to_string(program)?;
+    let read = text
+        .lines()
+        .zip(1_u64..)
+        .filter(|(line, _)| line.ends_with(".tolist()"));
+    let read: Vec<Value> = read.map(|(_, number)| number.into()).collect();
+    let reads = process["uncomputed_reads_at"]
+        .as_array()
+        .ok_or("no reads are noted")?;
+    let noted: Vec<&Value> = reads.iter().map(|frame| &frame["line"]).collect();
+    if noted.iter().copied().eq(&read) && process["uncomputed_reads"] == read.len() {
+        Ok(())
+    } else {
+        Err(format!("{noted:?} are noted, not {read:?}: {output:?}").into())
     }
 }
 

@@ -50,6 +50,7 @@ mod driver;
 mod entry_points;
 mod execution;
 mod handles;
+mod hook;
 mod host;
 mod image;
 mod kernels;

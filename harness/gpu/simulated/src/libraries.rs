@@ -9,6 +9,7 @@ use harness_gpu_settings::{calls::Call, context_overhead::Part, export};
 use harness_allocator::{device::sim::GRANULARITY, units::Bytes};
 
 use crate::code::Code;
+use crate::hook::Hook;
 use crate::objects::new_object;
 use crate::world::{State, current_device, machine};
 
@@ -20,6 +21,14 @@ const ALLOC_FAILED: c_int = 2;
 /// `CUDNN_STATUS_ALLOC_FAILED`.
 pub(crate) const CUDNN_ALLOC_FAILED: c_int = 4004;
 const CUDNN_8_ALLOC_FAILED: c_int = 2;
+
+static HOOK: Hook = Hook::new();
+
+/// Sets the function that is called after such a call has failed on request.
+#[unsafe(no_mangle)]
+extern "C" fn harness_failures_hook(hook: Option<extern "C" fn()>) {
+    HOOK.set(hook);
+}
 
 /// Makes a call of a library that takes memory of the current device at its first use: that of a
 /// part, or none.
@@ -53,9 +62,9 @@ pub(crate) fn load_module(code: Bytes) -> Result<(), Code> {
 fn take(call: Call, size: impl FnOnce(&State, usize) -> Bytes) -> Result<(), Code> {
     let machine = machine();
     machine.usable()?;
-    let (index, state) = (current_device(), &mut *machine.state());
+    let (index, mut state) = (current_device(), machine.state());
     let size = if machine.settings.memory_of_libraries {
-        size(state, index)
+        size(&state, index)
     } else {
         Bytes::ZERO
     };
@@ -67,8 +76,12 @@ fn take(call: Call, size: impl FnOnce(&State, usize) -> Bytes) -> Result<(), Cod
         }
     };
     let (taken, injected) = state.attempt(machine, (call, size), Some(index), get);
+    drop(state);
     if taken.is_err() {
         machine.counters.count_failed_call(call, injected);
+    }
+    if injected {
+        HOOK.call();
     }
     taken
 }

@@ -1,26 +1,20 @@
 //! Reads of values that nothing has computed, because kernels are no-ops: counted for the summary,
 //! and shown to the hook in Python, which notes their lines.
 
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::{cell::Cell, mem, ptr};
+use std::cell::Cell;
 
+use crate::hook::Hook;
 use crate::world::Machine;
 
 /// Later reads are only counted.
 const MOST_NOTED: u64 = 10_000;
 
-/// A function of the hook that is called after such a read, or null.
-static HOOK: AtomicUsize = AtomicUsize::new(0);
+static HOOK: Hook = Hook::new();
 
-/// Sets the function of the hook. It takes the interpreter's lock, so nothing may be locked during
-/// its call.
+/// Sets the function that is called after such a read.
 #[unsafe(no_mangle)]
 extern "C" fn harness_reads_hook(hook: Option<extern "C" fn()>) {
-    HOOK.store(
-        hook.map_or(ptr::null(), |hook| hook as *const ())
-            .expose_provenance(),
-        Ordering::Release,
-    );
+    HOOK.set(hook);
 }
 
 thread_local! {
@@ -48,10 +42,7 @@ pub(crate) fn announced(into: &mut [u8]) -> bool {
 /// Counts a read. Callers do not hold the state.
 pub(crate) fn note(machine: &Machine) {
     let count = machine.counters.count_uncomputed_read();
-    // SAFETY: zero, or the address of such a function.
-    let hook: Option<extern "C" fn()> =
-        unsafe { mem::transmute::<usize, _>(HOOK.load(Ordering::Acquire)) };
-    if let Some(hook) = hook.filter(|_| count <= MOST_NOTED) {
-        hook();
+    if count <= MOST_NOTED {
+        HOOK.call();
     }
 }

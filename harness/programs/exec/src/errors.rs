@@ -22,6 +22,19 @@ impl OutOfMemory {
     }
 }
 
+/// Reads the call stacks of a process's calls of libraries that failed on request, without
+/// PyTorch's own frames, innermost first. Empty if none was recorded.
+pub(crate) fn failed_calls(folder: &Path, pid: u32) -> Vec<Vec<Frame>> {
+    #[derive(Deserialize)]
+    struct Failed {
+        frames: Vec<Frame>,
+    }
+    read_lines::<Failed>(&folder.join(format!("calls-{pid}.jsonl")))
+        .into_iter()
+        .map(|failed| failed.frames)
+        .collect()
+}
+
 /// A line in a Python program.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct Frame {

@@ -57,8 +57,8 @@ _IS_OF_RANK = "HARNESS_GPU_OF_RANK"
 _IS_COPIES = _ATTEMPTS == _RUN and '"values":"copies"' in os.environ.get("HARNESS_GPU", "")
 # Whether the CPU computes operations.
 _IS_CPU = '"values":"cpu"' in os.environ.get("HARNESS_GPU", "")
-# Later stacks of reads of values are not looked at.
-_MOST_STACKS_OF_READS = 256
+# Later places of reads of values are not noted.
+_MOST_PLACES_OF_READS = 256
 # Seconds between two samples of the allocated bytes.
 _SAMPLE_EVERY = 0.005
 
@@ -483,16 +483,30 @@ def _note_ends_of_processes(util):
     util.Finalize(None, note, exitpriority=0)
 
 
+_files = {}  # Whether a file is outside torch's own packages, by its name.
+
+
+def _is_of_program(file):
+    if file not in _files:
+        site = os.path.dirname(os.path.dirname(sys.modules["torch"].__file__))
+        here = os.path.dirname(os.path.abspath(__file__)) + os.sep
+        own = tuple(os.path.join(site, package) + os.sep for package in _OWN_PACKAGES) + (here, "<frozen ")
+        _files[file] = not os.path.abspath(file).startswith(own) and not file.startswith(own)
+    return _files[file]
+
+
+def _innermost(frame):
+    """The innermost frame of a stack outside torch's own packages."""
+    while frame is not None and not _is_of_program(frame.f_code.co_filename):
+        frame = frame.f_back
+    return frame
+
+
 def _frames(frame, most=_MOST_FRAMES):
     """The innermost frames of a stack outside torch's own packages."""
-    site = os.path.dirname(os.path.dirname(sys.modules["torch"].__file__))
-    here = os.path.dirname(os.path.abspath(__file__)) + os.sep
-    own = tuple(os.path.join(site, package) + os.sep for package in _OWN_PACKAGES) + (here, "<frozen ")
     found = []
-    while frame is not None and len(found) < most:
-        file = frame.f_code.co_filename
-        if not os.path.abspath(file).startswith(own) and not file.startswith(own):
-            found.append({"file": file, "line": frame.f_lineno or 0, "name": frame.f_code.co_name})
+    while len(found) < most and (frame := _innermost(frame)) is not None:
+        found.append({"file": frame.f_code.co_filename, "line": frame.f_lineno or 0, "name": frame.f_code.co_name})
         frame = frame.f_back
     return found
 
@@ -504,7 +518,7 @@ def _note_error(device, size, total, free):
     """Called by torch before it raises an OutOfMemoryError. The process may be killed before it exits."""
     _errors.append(device)
     if os.environ.get("HARNESS_GPU_OOMS"):
-        _write_error_place()
+        _write_error_place("ooms")
     torch, number = sys.modules["torch"], len(_errors)
     try:
         if _ATTEMPTS != _RUN:
@@ -517,18 +531,18 @@ def _note_error(device, size, total, free):
         sys.stderr.write("harness: cannot write the memory snapshot of an out of memory error: %s\n" % error)
 
 
-def _write_error_place():
-    """Threads of the backward pass have no Python frames; there the main thread's stack is used."""
+def _write_error_place(kind):
+    """Writes where the program is, at a failure. Threads of the backward pass have no Python frames; there the main thread's stack is used."""
     import json
     import threading
 
     try:
         attempts = os.path.getsize(os.path.join(_ATTEMPTS, "%d.attempts" % os.getpid())) // _ATTEMPT_BYTES
         frames = _frames(sys._getframe()) or _frames(sys._current_frames().get(threading.main_thread().ident))
-        with open(os.path.join(_RUN, "ooms-%d.jsonl" % os.getpid()), "a") as file:
+        with open(os.path.join(_RUN, "%s-%d.jsonl" % (kind, os.getpid())), "a") as file:
             file.write(json.dumps({"attempts": attempts, "frames": frames}) + "\n")
     except Exception as error:
-        sys.stderr.write("harness: cannot record the call stack of an out of memory error: %s\n" % error)
+        sys.stderr.write("harness: cannot record the call stack of a failure: %s\n" % error)
 
 
 def _note_errors(module):
@@ -539,6 +553,20 @@ def _note_errors(module):
             pass  # Only the native allocator has observers; with others the call stacks stay unknown.
 
     module._lazy_call(attach)
+
+
+def _note_failed_calls(module):
+    """Notes the line of each call of a library that fails on request."""
+
+    def begin():
+        import ctypes
+
+        hook = ctypes.CFUNCTYPE(None)(lambda: _write_error_place("calls"))
+        library = ctypes.CDLL(_core())
+        library.harness_failures_hook(hook)
+        atexit.register(lambda: (library.harness_failures_hook(None), hook))
+
+    module._lazy_call(begin)
 
 
 def _note_reads(module):
@@ -553,18 +581,13 @@ def _note_reads(module):
 
         def note():
             try:
-                frame = sys._getframe()
-                stack = []
-                while frame is not None and len(stack) < _MOST_FRAMES:
-                    stack.append((id(frame.f_code), frame.f_lasti))  # Lines, and hashes of code, take longer.
-                    frame = frame.f_back
-                stack = tuple(stack)
-                if stack in seen or len(seen) >= _MOST_STACKS_OF_READS:
+                frame = _innermost(sys._getframe(1)) or _innermost(sys._current_frames().get(threading.main_thread().ident))
+                place = frame and (id(frame.f_code), frame.f_lasti)  # Lines, and hashes of code, take longer.
+                if frame is None or place in seen or len(seen) >= _MOST_PLACES_OF_READS:
                     return
-                seen.add(stack)
-                frames = _frames(sys._getframe(1), 1) or _frames(sys._current_frames().get(threading.main_thread().ident), 1)
-                line = json.dumps(frames[0]) if frames else None
-                if line and line not in lines:
+                seen.add(place)
+                line = json.dumps(_frames(frame, 1)[0])
+                if line not in lines:
                     lines.add(line)
                     with open(os.path.join(_RUN, "reads-%d.jsonl" % os.getpid()), "a") as file:
                         file.write(line + "\n")
@@ -704,6 +727,8 @@ def _with_cuda(module):
     if os.environ.get("HARNESS_GPU_SNAPSHOT"):
         _record_history(module)
     _note_errors(module)
+    if os.environ.get("HARNESS_GPU_OOMS") and _ATTEMPTS == _RUN:
+        _note_failed_calls(module)
     if os.environ.get("HARNESS_GPU_SAMPLES"):
         _sample_allocated(module)
     if _IS_COPIES:

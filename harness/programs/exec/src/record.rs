@@ -154,8 +154,8 @@ impl Process {
         }
     }
 
-    /// Returns what is known if the process used the GPU with torch, and was killed before torch
-    /// could report its statistics.
+    /// Returns what is known if the process used the GPU with torch or another library, and was
+    /// killed before it could report its statistics.
     pub fn unreported(&self) -> Option<String> {
         let torch = self
             .torch
@@ -167,9 +167,11 @@ impl Process {
         } else {
             format!("; it is at least {known}")
         };
+        let library = torch.other_library.as_ref();
+        let library = library.map_or("torch", |library| library.name.as_str());
         Some(format!(
-            "process {} ended before torch could report, so its allocated peak and its errors are \
-             unknown{known}",
+            "process {} ended before {library} could report, so its allocated peak and its errors \
+             are unknown{known}",
             self.pid
         ))
     }

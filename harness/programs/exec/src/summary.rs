@@ -522,7 +522,7 @@ fn without_torch(process: &Process) -> String {
         }
         Some(names) => {
             let names = names.join(" and ");
-            format!("the process imported {names}, and was killed before it could report")
+            format!("the process imported {names}, and no library that reports statistics")
         }
         None if torch::is_python(program.as_ref()) => {
             "no statistics from torch: Python was started with -I, -E or -S".to_owned()
@@ -550,6 +550,10 @@ fn of_library(library: &OtherLibrary, torch: &TorchRecord) -> String {
         .map(|(text, name)| format!("{text} {}", Bytes(torch.sum(name))))
         .collect();
     let known = match (&torch.problem, torch.statistics) {
+        (_, Statistics::AtLeast) if !known.is_empty() => format!(
+            "{} at an earlier moment: the process ended before it could report",
+            known.join(", ")
+        ),
         _ if !known.is_empty() => known.join(", "),
         (Some(problem), _) => format!("no statistics: {problem}"),
         (None, Statistics::AtLeast) => "the process ended before it could report".to_owned(),

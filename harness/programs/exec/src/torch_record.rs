@@ -289,10 +289,11 @@ impl TorchRecord {
     }
 
     /// A statistic, summed over the devices. `None` if a library other than torch does not publish
-    /// it.
+    /// it, or torch could not report.
     pub fn figure(&self, name: &str) -> Option<u64> {
         let has = |stats: &Map<String, Value>| stats.contains_key(name);
-        let is_known = self.other_library.is_none() || self.memory_stats.values().any(has);
+        let reports_all = self.other_library.is_none() && self.problem.is_none();
+        let is_known = reports_all || self.memory_stats.values().any(has);
         is_known.then(|| self.sum(name))
     }
 

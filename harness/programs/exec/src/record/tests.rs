@@ -6,6 +6,7 @@ use harness_gpu_settings::{gpus::GPUS, settings::Settings};
 use serde_json::json;
 
 use super::*;
+use crate::trials::observed::{Ending, Observed};
 
 fn torch(ended_out_of_memory: bool, rank: Option<&str>) -> String {
     let stats = json!({"0": {"num_ooms": 2, "num_alloc_retries": 3}, "1": {"num_ooms": 1}});
@@ -131,4 +132,35 @@ fn an_error_that_an_interactive_session_shows_did_not_end_a_program_with_exit_co
             .collect();
         assert_eq!(ended, expected);
     }
+}
+
+#[test]
+fn a_figure_that_a_library_does_not_publish_is_unknown() {
+    let run = tempfile::tempdir().unwrap();
+    let library = json!({"name": "CuPy", "allocator": "CuPy's memory pool"});
+    let text = |library: &serde_json::Value, stats: serde_json::Value| {
+        json!({"version": "14.0", "library": library, "rank": null, "ended_out_of_memory": false,
+            "memory_stats": stats, "problem": null, "statistics": "at_least"})
+        .to_string()
+    };
+    let published = json!({"0": {"allocated_bytes.all.current": 4096}});
+    fs::write(run.path().join("torch-9.json"), text(&library, published)).unwrap();
+    // A process that only imports a library has no figures.
+    fs::write(run.path().join("torch-10.json"), text(&library, json!({}))).unwrap();
+    let settings = Settings::new(&GPUS[0], Bytes::gib(1));
+    let machine = Machine::Simulated(settings);
+    let mut record = Record::read(run.path(), End::Code(0), &machine).unwrap();
+    record.processes[0].not_modelled = vec!["cuFunction".to_owned()];
+    let ending = Ending::By(End::Code(0));
+    let observed = Observed::read(run.path(), run.path(), &record, ending, None).unwrap();
+    assert_eq!(
+        (observed.peak_allocated, observed.retries, observed.ooms),
+        (None, None, None)
+    );
+    assert_eq!(observed.allocated_at_end, Some(Bytes(4096)));
+    let unreported = observed.unreported.unwrap();
+    assert!(
+        unreported.starts_with("process 9 ended before CuPy could report"),
+        "{unreported}"
+    );
 }

@@ -171,8 +171,8 @@ fn a_process_without_torch_has_the_reason_for_its_missing_statistics() {
         format!("{begin}the process was killed before it used the GPU through torch")
     );
     assert_eq!(
-        reason(Some(&["jax"]), "python3.11"),
-        "the process imported jax, and was killed before it could report"
+        reason(Some(&["numba.cuda"]), "python3.11"),
+        "the process imported numba.cuda, and no library that reports statistics"
     );
     assert_eq!(
         reason(None, "python3.11"),

@@ -111,8 +111,8 @@ pub struct Case {
     pub size: u64,
     #[serde(flatten)]
     pub outcome: Outcome,
-    /// The call stack of the OutOfMemoryError without PyTorch's own frames, innermost first. Empty
-    /// if there was no error or its stack is unknown.
+    /// The call stack of the OutOfMemoryError, or of the failed call of a library, without
+    /// PyTorch's own frames, innermost first. Empty if there was no error or its stack is unknown.
     pub stack: Vec<Frame>,
     /// `true` if the exit code is not 0, and an OutOfMemoryError and nothing else ended the
     /// program, or it exited after it caught one. After a failed call of a library, the library's
@@ -273,7 +273,6 @@ impl Observed {
             .iter()
             .zip(&after)
             .find(|(before, after)| before.name() == after.name() && before.size != after.size);
-        let memory = |observed: &Self| observed.allocated_at_end.unwrap_or_default();
         if self.ending != again.ending {
             let [before, after] = [self, again].map(|run| match run.ending {
                 Ending::By(end) => format!("exit code {}", end.exit_code()),
@@ -294,11 +293,11 @@ impl Observed {
                 count(after.len() as u64, "attempt"),
                 before.len()
             ))
-        } else if memory(self) != memory(again) {
+        } else if let (Some(before), Some(after)) = (self.allocated_at_end, again.allocated_at_end)
+            && before != after
+        {
             Some(format!(
-                "it leaves {} allocated at its end instead of {}",
-                memory(again),
-                memory(self)
+                "it leaves {after} allocated at its end instead of {before}"
             ))
         } else {
             (self.peak_reserved != again.peak_reserved).then(|| {
@@ -483,10 +482,13 @@ impl Clean<'_> {
         let size_of = |observed: &Observed, attempt: usize| {
             observed.attempts.get(attempt).map(|attempt| attempt.size.0)
         };
-        let error = run
-            .errors
-            .iter()
-            .find(|error| error.attempts >= fault.first && !is_of_library);
+        let stack = if is_of_library {
+            run.failed_calls.first()
+        } else {
+            let mut errors = run.errors.iter();
+            let error = errors.find(|error| error.attempts >= fault.first);
+            error.map(|error| &error.frames)
+        };
         let at_end = self.interval(|run| run.allocated_at_end);
         let more_at_end = run
             .allocated_at_end
@@ -523,7 +525,7 @@ impl Clean<'_> {
                     .unwrap_or_default()
             },
             outcome,
-            stack: error.map(|error| error.frames.clone()).unwrap_or_default(),
+            stack: stack.cloned().unwrap_or_default(),
             is_clean_end,
             more_at_end,
             holds_memory: more_at_end
@@ -598,7 +600,9 @@ fn outcome(fault: &Fault, first: &Observed, run: &Observed) -> Outcome {
 
 /// Returns whether the failure caused an OutOfMemoryError.
 fn has_raised(fault: &Fault, first: &Observed, run: &Observed) -> bool {
-    run.ooms > first.ooms || run.errors.iter().any(|error| error.attempts >= fault.first)
+    let ooms = run.ooms.zip(first.ooms);
+    ooms.is_some_and(|(run, first)| run > first)
+        || run.errors.iter().any(|error| error.attempts >= fault.first)
 }
 
 pub fn not_reached<'a>(faults: &'a [Fault], by_process: &[Timeline]) -> Option<&'a Fault> {

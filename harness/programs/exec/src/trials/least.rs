@@ -116,7 +116,7 @@ pub fn least<E: Send>(program: &Program<'_, E>, search: Search) -> Result<Option
 /// Returns whether a run ended like the first one, without out of memory errors other than accepted
 /// ones.
 pub fn is_enough(first: &Observed, run: &Observed, allow_ooms: bool) -> bool {
-    run.ending == first.ending && (allow_ooms || run.ooms == 0 && run.unreported.is_none())
+    run.ending == first.ending && (allow_ooms || run.ooms == Some(0) && run.unreported.is_none())
 }
 
 /// Searches with one order. Replays of the first run predict the result, and two runs confirm it;

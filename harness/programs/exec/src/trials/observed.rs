@@ -9,7 +9,7 @@ use harness_allocator::units::Bytes;
 use harness_gpu_settings::attempts::{self, Attempt};
 use harness_gpu_settings::latency::Latency;
 
-use crate::errors::OutOfMemory;
+use crate::errors::{Frame, OutOfMemory, failed_calls};
 use crate::files::numbered;
 use crate::hang::{Hang, processes};
 use crate::machine::Machine;
@@ -34,13 +34,14 @@ pub struct Observed {
     pub processes: usize,
     /// Peak bytes that one process held on one device.
     pub peak_reserved: Bytes,
-    /// Peak bytes of PyTorch's allocator, summed over processes.
-    pub peak_allocated: Bytes,
-    /// Bytes of PyTorch's allocator at the end, summed over processes; `None` if no process
-    /// reported them.
+    /// Peak bytes of PyTorch's allocator, or of another library's, summed over processes. `None` if
+    /// a library does not publish them, as the next three figures.
+    pub peak_allocated: Option<Bytes>,
+    /// Bytes of the allocator at the end, summed over processes; also `None` if no process reported
+    /// them.
     pub allocated_at_end: Option<Bytes>,
-    pub retries: u64,
-    pub ooms: u64,
+    pub retries: Option<u64>,
+    pub ooms: Option<u64>,
     /// The process whose errors are unknown, if there is one, and why.
     pub unreported: Option<String>,
     /// Driver calls that allocate or free device memory.
@@ -58,6 +59,8 @@ pub struct Observed {
     pub calls_of_libraries: Vec<Attempt>,
     /// Out of memory errors of the same process, in order.
     pub errors: Vec<OutOfMemory>,
+    /// Call stacks of those of its calls of libraries that failed on request, in order.
+    pub failed_calls: Vec<Vec<Frame>>,
     /// The same of each device: of the process with the most attempts on it, which is a rank if
     /// there are several.
     pub ranks: Vec<RankAttempts>,
@@ -91,6 +94,7 @@ pub struct RankAttempts {
     pub attempts: Vec<Attempt>,
     pub calls_of_libraries: Vec<Attempt>,
     pub errors: Vec<OutOfMemory>,
+    pub failed_calls: Vec<Vec<Frame>>,
 }
 
 impl RankAttempts {
@@ -141,15 +145,35 @@ impl Observed {
                 .filter_map(|process| process.torch.as_ref())
         };
         let devices = || record.processes.iter().flat_map(|process| &process.devices);
-        let sum = |name: &str| torches().map(|torch| torch.sum(name)).sum();
+        // A process that only imported another library has no figures of a GPU.
+        let reports = || {
+            let counts = |process: &&Process| {
+                let torch = process.torch.as_ref();
+                process.used_gpu() || torch.is_some_and(|torch| torch.other_library.is_none())
+            };
+            let counting = record.processes.iter().filter(counts);
+            counting.filter_map(|process| process.torch.as_ref())
+        };
+        let sum = |name: &str| {
+            reports()
+                .map(|torch| torch.figure(name))
+                .sum::<Option<u64>>()
+        };
         let ranks = attempts_of_ranks(folder, counters)?;
         let most = ranks
             .iter()
             .rev()
             .max_by_key(|rank| rank.attempts.len())
             .cloned();
-        let (attempts, calls_of_libraries, errors) = most
-            .map(|rank| (rank.attempts, rank.calls_of_libraries, rank.errors))
+        let (attempts, calls_of_libraries, errors, failed_calls) = most
+            .map(|rank| {
+                (
+                    rank.attempts,
+                    rank.calls_of_libraries,
+                    rank.errors,
+                    rank.failed_calls,
+                )
+            })
             .unwrap_or_default();
         Ok(Self {
             ending,
@@ -164,10 +188,10 @@ impl Observed {
                     .max()
                     .unwrap_or_default(),
             ),
-            peak_allocated: Bytes(sum(PEAK_ALLOCATED)),
-            allocated_at_end: torches()
+            peak_allocated: sum(PEAK_ALLOCATED).map(Bytes),
+            allocated_at_end: reports()
                 .next()
-                .map(|_| Bytes(sum("allocated_bytes.all.current"))),
+                .and_then(|_| sum("allocated_bytes.all.current").map(Bytes)),
             retries: sum("num_alloc_retries"),
             ooms: sum("num_ooms"),
             unreported: record.processes.iter().find_map(Process::unreported),
@@ -189,6 +213,7 @@ impl Observed {
             attempts,
             calls_of_libraries,
             errors,
+            failed_calls,
             ranks,
             hang: record.hang.clone(),
             ended_out_of_memory: torches().any(|torch| torch.ended_out_of_memory),
@@ -220,14 +245,21 @@ impl Observed {
             return Cow::Borrowed(self);
         };
         let found = self.ranks.iter().find(|of| of.device == rank);
-        let (of_device, errors) = found
-            .map(|rank| (rank.of_device(), rank.errors.clone()))
+        let (of_device, errors, failed_calls) = found
+            .map(|rank| {
+                (
+                    rank.of_device(),
+                    rank.errors.clone(),
+                    rank.failed_calls.clone(),
+                )
+            })
             .unwrap_or_default();
         let [attempts, calls_of_libraries] = of_device;
         Cow::Owned(Self {
             attempts,
             calls_of_libraries,
             errors,
+            failed_calls,
             ..self.clone()
         })
     }
@@ -281,6 +313,7 @@ fn attempts_of_ranks(folder: &Path, counters: &Path) -> io::Result<Vec<RankAttem
         RankAttempts {
             device,
             errors: errors.collect(),
+            failed_calls: failed_calls(folder, pid),
             attempts: on_device(&all).copied().collect(),
             calls_of_libraries,
         }

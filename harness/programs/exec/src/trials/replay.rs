@@ -22,7 +22,7 @@ pub(super) fn recorded(
     run: &Path,
     memory: Bytes,
 ) -> Result<RecordedProgram, &'static str> {
-    if observed.ooms > 0 {
+    if observed.ooms.is_some_and(|ooms| ooms > 0) {
         return Err("runs out of memory in its first run");
     }
     let snapshots = record.snapshots(run).unwrap_or_default();
@@ -111,15 +111,15 @@ impl<'a> Replays<'a> {
         match self.program.replay(&setup) {
             Ok(replayed) => Some(Observed {
                 peak_reserved: Bytes(replayed.stats.reserved_bytes.all.peak),
-                peak_allocated: Bytes(replayed.stats.allocated_bytes.all.peak),
-                retries: replayed.stats.num_alloc_retries,
-                ooms: replayed.oom.is_some().into(),
+                peak_allocated: Some(Bytes(replayed.stats.allocated_bytes.all.peak)),
+                retries: Some(replayed.stats.num_alloc_retries),
+                ooms: Some(replayed.oom.is_some().into()),
                 driver_calls: replayed.calls.memory_calls() + self.other_calls,
                 ..self.first.clone()
             }),
             Err(ProgramError::TooLittleMemory { .. } | ProgramError::DoNotFit { .. }) => {
                 Some(Observed {
-                    ooms: 1,
+                    ooms: Some(1),
                     ..self.first.clone()
                 })
             }

@@ -60,8 +60,9 @@ pub struct Row {
     pub is_hang: bool,
     pub ended_out_of_memory: bool,
     pub peak_reserved: u64,
-    pub num_alloc_retries: u64,
-    pub num_ooms: u64,
+    /// `None` if a library other than torch does not publish them.
+    pub num_alloc_retries: Option<u64>,
+    pub num_ooms: Option<u64>,
     pub driver_calls: u64,
     /// The least memory with the same outcome; `None` if not searched for, or if this run failed.
     pub least_memory: Option<u64>,
@@ -105,7 +106,8 @@ impl Row {
 
     /// Returns whether a request failed or the run held nearly all memory.
     fn is_close_to(&self, memory: u64) -> bool {
-        let refused = self.ended_out_of_memory || self.num_ooms > 0 || self.num_alloc_retries > 0;
+        let refused =
+            self.ended_out_of_memory || self.has_ooms() || self.num_alloc_retries > Some(0);
         refused || self.peak_reserved.saturating_mul(100) > memory.saturating_mul(CLOSE)
     }
 
@@ -118,6 +120,11 @@ impl Row {
             }
     }
 
+    /// Returns whether the run had out of memory errors, as far as it is known.
+    pub fn has_ooms(&self) -> bool {
+        self.num_ooms > Some(0)
+    }
+
     pub fn ends_well(&self) -> bool {
         self.exit_code == Some(0)
     }
@@ -125,7 +132,7 @@ impl Row {
     /// Sort key of a row: the smallest is the best.
     fn rank(&self) -> (bool, u64, u64) {
         (
-            self.num_ooms > 0,
+            self.has_ooms(),
             self.least_memory.unwrap_or(self.peak_reserved),
             self.driver_calls,
         )
@@ -223,7 +230,7 @@ impl<E: Send> Comparison<'_, E> {
     /// memory error.
     fn predict(&self, trial: &Trial) -> Option<Observed> {
         if self.predicts {
-            (self.program.predict)(trial).filter(|run| run.ooms == 0)
+            (self.program.predict)(trial).filter(|run| run.ooms == Some(0))
         } else {
             None
         }
@@ -313,7 +320,7 @@ impl<E: Send> Comparison<'_, E> {
     fn search(&self, row: &mut Row, run: &Observed, confirmed: usize) -> Result<bool, E> {
         let wanted = self
             .search
-            .filter(|search| row.ends_well() && (search.allow_ooms || row.num_ooms == 0));
+            .filter(|search| row.ends_well() && (search.allow_ooms || row.num_ooms == Some(0)));
         let Some(search) = wanted else {
             return Ok(true);
         };

@@ -275,7 +275,7 @@ fn result(
     again: String,
 ) -> StepResult {
     let devices = || record.processes.iter().flat_map(|process| &process.devices);
-    let reports = BTreeMap::from([
+    let mut reports = BTreeMap::from([
         (ReportKey::ExitCode, record.exit_code.into()),
         (ReportKey::Processes, observed.processes as u64),
         (ReportKey::PeakReserved, observed.peak_reserved.0),
@@ -295,8 +295,8 @@ fn result(
             ReportKey::FreeCalls,
             devices().map(|device| device.frees).sum(),
         ),
-        (ReportKey::Ooms, observed.ooms),
     ]);
+    reports.extend(observed.ooms.map(|ooms| (ReportKey::Ooms, ooms)));
     let is_as_expected = match (expected, observed.ending) {
         (ProgramEnd::Any, Ending::By(_)) => true,
         (ProgramEnd::Code(code), Ending::By(end)) => end == End::Code(code),
@@ -362,24 +362,19 @@ fn result(
 /// The program's figures, as far as they are known. Peaks of several processes or devices need not
 /// coincide.
 fn figures(record: &Record, observed: &Observed) -> MemoryFigures {
-    let torches: Vec<_> = record
-        .processes
-        .iter()
-        .filter_map(|process| process.torch.as_ref())
-        .collect();
-    let is_known = |name: &str| {
-        let known = torches.iter().all(|torch| torch.figure(name).is_some());
-        observed.unreported.is_none() && !torches.is_empty() && known
-    };
+    let is_known = observed.unreported.is_none()
+        && record
+            .processes
+            .iter()
+            .any(|process| process.torch.is_some());
     let used = record.processes.iter().flat_map(|process| &process.devices);
     let is_single =
         observed.processes <= 1 && used.filter(|device| device.peak_reserved > 0).count() <= 1;
     MemoryFigures {
         peak_reserved: is_single.then_some(observed.peak_reserved),
-        peak_allocated: (is_single && is_known("allocated_bytes.all.peak"))
-            .then_some(observed.peak_allocated),
-        ooms: is_known("num_ooms").then_some(observed.ooms),
-        retries: is_known("num_alloc_retries").then_some(observed.retries),
+        peak_allocated: observed.peak_allocated.filter(|_| is_known && is_single),
+        ooms: observed.ooms.filter(|_| is_known),
+        retries: observed.retries.filter(|_| is_known),
     }
 }
 

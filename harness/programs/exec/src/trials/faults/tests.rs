@@ -65,7 +65,7 @@ fn each_outcome_is_classified() {
     assert_eq!(
         of(&Observed {
             errors: Vec::new(),
-            ooms: 1,
+            ooms: Some(1),
             ..raised.clone()
         }),
         Outcome::Recovered,
@@ -133,6 +133,7 @@ fn the_attempts_of_each_rank_fail_and_a_hang_is_reported_with_its_ranks() {
             attempts,
             calls_of_libraries: Vec::new(),
             errors: vec![error(2, 88)],
+            failed_calls: Vec::new(),
         }
     };
     let run = |sizes: [&[u64]; 2]| Observed {
@@ -485,9 +486,10 @@ fn each_call_of_a_library_fails_once_and_its_own_error_is_a_clean_end() {
     };
     let calls = [Call::CublasCreate, Call::CublasCreate, Call::CudnnCreate];
     let first = with(&calls, ended_well(&[2]));
-    let failed = |error: &str, by_library| Observed {
-        error: Some(error.to_owned()),
+    let failed = |text: &str, by_library| Observed {
+        error: Some(text.to_owned()),
         ended_by_library: by_library,
+        failed_calls: vec![error(0, 12).frames],
         ..with(
             &calls[..2],
             Observed {
@@ -553,6 +555,15 @@ fn each_call_of_a_library_fails_once_and_its_own_error_is_a_clean_end() {
             )
         })
         .collect();
+    let lines = report
+        .cases
+        .iter()
+        .map(|case| case.stack.first().map(|frame| frame.line));
+    assert_eq!(
+        lines.collect::<Vec<_>>(),
+        [None, None, Some(12), Some(12)],
+        "recovered from the first, as `first` shows"
+    );
     let names = [
         "None 1",
         "None cublasCreate 1",

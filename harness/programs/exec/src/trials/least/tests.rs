@@ -23,7 +23,7 @@ fn search(exact: bool) -> Search {
 /// address order.
 fn found(exact: bool, needs: impl Fn(AddressOrder) -> Bytes + Sync) -> LeastReport {
     let first = ended_well(&[512, 512]);
-    let ooms = |trial: &Trial| u64::from(trial.memory < needs(trial.addresses.unwrap()));
+    let ooms = |trial: &Trial| Some(u64::from(trial.memory < needs(trial.addresses.unwrap())));
     let run = |trial: &Trial| {
         Ok::<_, Infallible>(Some(Observed {
             ooms: ooms(trial),
@@ -57,13 +57,13 @@ fn predicted(need: u64, in_replay: u64) -> OrderLeast {
     let first = ended_well(&[512, 512]);
     let run = |trial: &Trial| {
         Ok(Some(Observed {
-            ooms: u64::from(trial.memory < Bytes::mib(need)),
+            ooms: Some(u64::from(trial.memory < Bytes::mib(need))),
             ..first.clone()
         }))
     };
     let predict = |trial: &Trial| {
         Some(Observed {
-            ooms: u64::from(trial.memory < Bytes::mib(in_replay)),
+            ooms: Some(u64::from(trial.memory < Bytes::mib(in_replay))),
             ..first.clone()
         })
     };
@@ -160,7 +160,7 @@ fn address_orders_are_compared_beginning_with_the_first_runs() {
 #[test]
 fn a_real_gpu_has_one_address_order() {
     let first = ended_well(&[512, 512]);
-    let ooms = |trial: &Trial| u64::from(trial.memory < Bytes::mib(800));
+    let ooms = |trial: &Trial| Some(u64::from(trial.memory < Bytes::mib(800)));
     let run = |trial: &Trial| {
         Ok::<_, Infallible>(Some(Observed {
             ooms: ooms(trial),
@@ -192,11 +192,16 @@ fn survived_out_of_memory_errors_fail_unless_allowed() {
     let (first, survived) = (
         ended_well(&[20]),
         Observed {
-            ooms: 2,
+            ooms: Some(2),
             ..ended_well(&[20])
         },
     );
     assert!(!is_enough(&first, &survived, false) && is_enough(&first, &survived, true));
+    let unknown = Observed {
+        ooms: None,
+        ..ended_well(&[20])
+    };
+    assert!(!is_enough(&first, &unknown, false) && is_enough(&first, &unknown, true));
     let hang = Observed {
         ending: super::super::observed::Ending::Hang,
         ..ended_well(&[20])

@@ -64,7 +64,7 @@ fn the_best_setting_succeeds_without_errors_with_the_lowest_peak_and_the_fewest_
             ..ended_well(&[1])
         },
         1 => Observed {
-            ooms: 1,
+            ooms: Some(1),
             ..ended_well(&[30])
         },
         _ => ended_well(&[90]),
@@ -99,7 +99,7 @@ fn a_search_ranks_by_least_memory() {
     let report = compared(Some(search), |trial| {
         let needs = Bytes::mib([100, 60, 80][index(trial)]);
         Some(Observed {
-            ooms: u64::from(trial.memory < needs),
+            ooms: Some(u64::from(trial.memory < needs)),
             ..ended_well(&[100])
         })
     });
@@ -130,7 +130,7 @@ fn a_run_close_to_the_limit_is_repeated_with_each_address_order() {
                 of_order,
                 ended_well(&[30]),
                 Observed {
-                    retries: 1,
+                    retries: Some(1),
                     ..ended_well(&[60])
                 },
             ][index(trial)]
@@ -165,7 +165,7 @@ fn the_search_covers_each_address_order() {
             60
         });
         Some(Observed {
-            ooms: u64::from(trial.memory < needs),
+            ooms: Some(u64::from(trial.memory < needs)),
             ..ended_well(&[100])
         })
     });
@@ -192,7 +192,7 @@ fn an_interrupt_keeps_the_finished_rows() {
 fn adapts(trial: &Trial) -> Observed {
     let needs = [60, 40, 50][index(trial)];
     Observed {
-        ooms: u64::from(trial.memory < Bytes::mib(needs)),
+        ooms: Some(u64::from(trial.memory < Bytes::mib(needs))),
         ..ended_well(&[needs, 10])
     }
 }
@@ -267,7 +267,7 @@ fn a_program_that_reads_the_free_memory_or_runs_out_of_memory_is_not_predicted()
     );
     let fails = |trial: &Trial| {
         Some(Observed {
-            ooms: u64::from(index(trial) > 0),
+            ooms: Some(u64::from(index(trial) > 0)),
             ..adapts(trial)
         })
     };
@@ -280,6 +280,6 @@ fn a_program_that_reads_the_free_memory_or_runs_out_of_memory_is_not_predicted()
     let report = predicted(None, &fails, survives);
     assert_eq!(
         (report.rows[1].basis, report.rows[1].num_alloc_retries),
-        (Basis::Confirmed, 1)
+        (Basis::Confirmed, Some(1))
     );
 }

@@ -470,7 +470,7 @@ impl<E: Send> LargestSearch<'_, E> {
             Some(line) => format!(": {line}"),
             None => String::new(),
         };
-        let has_oom = run.ooms > 0 || run.ended_out_of_memory;
+        let has_oom = run.ooms > Some(0) || run.ended_out_of_memory;
         let too_large = || {
             let refused = run
                 .attempts
@@ -493,6 +493,11 @@ impl<E: Send> LargestSearch<'_, E> {
                 Some(unreported) if !self.allow_ooms => Err(format!("is unknown: {unreported}")),
                 _ if run.attempts.is_empty() => Err("allocates no device memory".to_owned()),
                 _ if has_oom && !self.allow_ooms => Ok(too_large()),
+                _ if run.ooms.is_none() && !self.allow_ooms => Err(
+                    "is unknown: a library of the program does not report out-of-memory errors \
+                     that the program survives; `--allow-ooms` accepts them"
+                        .to_owned(),
+                ),
                 _ => Ok(Tried::Fits {
                     peak_reserved: run.peak_reserved,
                 }),

@@ -57,7 +57,7 @@ fn run_of(case: &LargestCase, sizes: &[u64]) -> First {
         last.outcome = Outcome::Refused;
         last.size = Bytes::mib(lacks);
         last.held = case.trial.memory;
-        observed.ooms = 1;
+        observed.ooms = Some(1);
         observed.ended_out_of_memory = true;
         observed.ending = Ending::By(End::Code(1));
         observed.errors = vec![error(1, 31)];

@@ -1,4 +1,3 @@
-#[cfg(feature = "schema")]
 harness_language::scalars! {
     /// The name of an always-checked invariant, as in `retry_makes_progress`.
     InvariantText = "invariant", {

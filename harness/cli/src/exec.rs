@@ -397,9 +397,7 @@ impl Exec {
         } else {
             Setup::of(command, python, self.cuda)
         }?;
-        if let Some(doubt) = &setup.doubt {
-            terminal::message(doubt);
-        }
+        setup.warnings.iter().for_each(terminal::message);
         if !setup.uses_cuda && torch::begins_with_python(command) {
             terminal::message(setup::without_cuda(setup.program.python.as_deref()));
         }
@@ -653,6 +651,10 @@ impl Exec {
     }
 
     fn settings_on(&self, gpu: &'static Gpu, setup: &Setup) -> Result<Settings, CliError> {
+        setup
+            .without_code_for(gpu)
+            .iter()
+            .for_each(terminal::message);
         let memory = self.memory.unwrap_or(gpu.memory);
         let overhead = self.context_overhead.of_context();
         if overhead >= memory {

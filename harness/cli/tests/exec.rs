@@ -69,6 +69,8 @@ fn main() -> ExitCode {
         a_library_is_asked_only_by_a_process_that_uses_the_gpu_and_for_its_devices
         a_runtime_that_is_linked_in_is_replaced_or_named
         cudnn_gets_an_error_in_place_of_the_tables_of_the_driver
+        a_program_that_cannot_load_the_simulated_gpu_is_named_before_the_run
+        a_cuda_release_or_gpu_that_the_program_lacks_is_named
         a_function_needed_only_by_an_extension_exists
         the_users_sitecustomize_runs_and_the_module_path_is_unchanged
         a_command_that_cannot_run_is_rejected_before_the_run
@@ -101,6 +103,12 @@ fn main() -> ExitCode {
         a_failed_program_on_a_gpu_is_shown_with_its_command
         an_optional_program_that_cannot_run_is_skipped_with_its_expectations
     };
+    let no_events = skip(
+        python_with_events().is_some(),
+        "there is no Python 3.12 or later, which shows the errors that a program catches",
+        "install it",
+    );
+    trials.extend(trials! { &no_events, recovery_is_judged_by_the_error_of_another_library });
     trials.extend(trials! { &no_tools,
         a_tool_ends_with_its_call_and_its_server
         few_tools_run_at_a_time
@@ -130,6 +138,19 @@ fn python_with_torch() -> Option<String> {
     std::env::var("HARNESS_TEST_PYTHON")
         .ok()
         .filter(|python| !python.is_empty())
+}
+
+/// Returns the first Python in PATH that shows the errors that a program catches.
+fn python_with_events() -> Option<&'static str> {
+    let has_events = |python: &&str| {
+        let ran = Command::new(python)
+            .args(["-c", "import sys; sys.monitoring"])
+            .output();
+        ran.is_ok_and(|ran| ran.status.success())
+    };
+    ["python3", "python3.14", "python3.13", "python3.12"]
+        .into_iter()
+        .find(has_events)
 }
 
 /// The functions of torch that the programs and the exit hook use.
@@ -1516,6 +1537,67 @@ fn cudnn_gets_an_error_in_place_of_the_tables_of_the_driver(world: World) {
     );
 }
 
+/// Programs of another processor or C library end before the run; a static one starts others.
+fn a_program_that_cannot_load_the_simulated_gpu_is_named_before_the_run(world: World) {
+    let executable = |name: &str, bytes: &[u8]| {
+        fs::write(world.path(name), bytes).unwrap();
+        fs::set_permissions(world.path(name), fs::Permissions::from_mode(0o755)).unwrap();
+    };
+    let mut header = b"\x7fELF\x02\x01\x01".to_vec();
+    header.resize(64, 0);
+    header[18] = 183;
+    executable("arm", &header);
+    let ran = world.run(&[], &["./arm"]);
+    assert_eq!(ran.code, Some(2), "{}", ran.err);
+    let why = "arm` is built for aarch64: the simulated GPU requires x86-64 Linux";
+    assert!(plain(&ran.err).contains(why), "{}", ran.err);
+    executable("script", b"#!./arm\n");
+    assert!(plain(&world.run(&[], &["./script"]).err).contains(why));
+
+    world.write("main.c", "int main(void) { return 0; }\n");
+    let build = |name: &str, options: &[&str]| {
+        let mut compiler = Command::new("cc");
+        compiler.args(["-o", name, "main.c"]).args(options);
+        let made = compiler.current_dir(world.folder.path()).status();
+        assert!(made.unwrap().success(), "a C compiler is required");
+    };
+    build("musl", &["-Wl,--dynamic-linker=/lib/ld-musl-x86_64.so.1"]);
+    let ran = world.run(&[], &["./musl"]);
+    assert_eq!(ran.code, Some(2), "{}", ran.err);
+    let why = "musl` starts with the dynamic linker `/lib/ld-musl-x86_64.so.1`: the simulated GPU \
+         requires that of the GNU C library";
+    assert!(plain(&ran.err).contains(why), "{}", ran.err);
+
+    build("static", &["-static"]);
+    let ran = world.run(&[], &["./static"]);
+    assert_eq!(ran.code, Some(0), "{}", ran.err);
+    let why = "static` is linked statically: it cannot load the simulated GPU, only programs that \
+         it starts can";
+    assert!(plain(&ran.err).contains(why), "{}", ran.err);
+}
+
+fn a_cuda_release_or_gpu_that_the_program_lacks_is_named(world: World) {
+    world.write("train.py", "import torch\ntorch.cuda.malloc(1 << 20)\n");
+    let ran = world.run(&["--cuda", "12"], &["python3", "train.py"]);
+    let why = "torch 2.11.0+cu130 is built for CUDA 13: it finds none of its libraries with \
+         `--cuda 12`";
+    assert!(plain(&ran.err).contains(why), "{}", ran.err);
+    let ran = world.run(&["--gpu", "jetson-agx-xavier-16"], &["python3", "train.py"]);
+    let why = "has compute capability 7.2: libraries built for CUDA 13 have code for 7.5 and later \
+         only";
+    assert!(plain(&ran.err).contains(why), "{}", ran.err);
+    fs::remove_dir_all(world.path("site/torch")).unwrap();
+    let packages = "packages/site-packages";
+    let package = format!("{packages}/nvidia_cublas_cu12-12.9.1.dist-info/METADATA");
+    world.write(&package, "");
+    let mut command = world.command(&["--cuda", "13"], &["python3", "-c", ""]);
+    command.env("PYTHONPATH", world.path(packages));
+    let ran = Ran::of(command.output().unwrap());
+    let why = "nothing of the program is built for CUDA 13: `nvidia_cublas_cu12 12.9.1` is built \
+         for CUDA 12";
+    assert!(plain(&ran.err).contains(why), "{}", ran.err);
+}
+
 fn a_function_needed_only_by_an_extension_exists(world: World) {
     // It replaces the runtime, so it has the runtime's name.
     let runtime = StubLibrary {
@@ -2012,6 +2094,100 @@ fn a_real_torch_runs_on_the_simulated_gpu(world: World) {
 const FOUR: &str = "import torch\ntorch.cuda.malloc(4 << 20)\nfor size in [2, 6, 8]:\n    \
      try:\n        torch.cuda.malloc(size << 20)\n    except torch.OutOfMemoryError:\n        \
      pass\nprint('done')\n";
+
+/// The programs of `fake_library`, and what the output says about them.
+const OF_LIBRARY: [(&str, i32, &[&str]); 5] = [
+    (
+        "recovers",
+        0,
+        &["recovers from all 2 injected failures", "recovers.py:8"],
+    ),
+    (
+        "leaks",
+        1,
+        &["2 times it continues, but up to 8 MiB more stay allocated at its end"],
+    ),
+    (
+        "repeats",
+        0,
+        &[
+            "the next request is as large as the failed one, so it fails again if the GPU stays \
+             full: 1, 2.",
+        ],
+    ),
+    (
+        "swallows",
+        0,
+        &[
+            "continues with less work after failures of these attempts, so results may be \
+             missing: 1, 2",
+        ],
+    ),
+    (
+        "ends",
+        1,
+        &["2 times it ends with the out of memory error of CuPy at ends.py:4."],
+    ),
+];
+
+/// The library tries again with less memory, and catches its own error once.
+fn recovery_is_judged_by_the_error_of_another_library(world: World) {
+    let python = python_with_events().unwrap();
+    let given = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fake_library");
+    let package = world.path("packages/site-packages/cupy");
+    fs::create_dir_all(&package).unwrap();
+    fs::copy(given.join("cupy/__init__.py"), package.join("__init__.py")).unwrap();
+    let runtime = StubLibrary {
+        soname: "libcudart.so.13",
+        nodes: vec![],
+        symbols: vec![],
+        core: "libcudart.so.13",
+    };
+    fs::write(package.join("libcudart.so.13"), runtime.bytes()).unwrap();
+    let made = Command::new("cc")
+        .args(["-shared", "-fPIC", "-Wl,--no-as-needed", "-o"])
+        .arg(package.join("_core.so"))
+        .arg(given.join("core.c"))
+        .arg(package.join("libcudart.so.13"))
+        .args(["-Wl,--allow-shlib-undefined"])
+        .status();
+    assert!(made.unwrap().success(), "a C compiler is required");
+    fs::remove_file(package.join("libcudart.so.13")).unwrap();
+    let run = |options: &[&str], program: &str| {
+        let mut command = world.command(options, &[python, program]);
+        command.env("PYTHONPATH", package.parent().unwrap());
+        Ran::of(command.output().unwrap())
+    };
+    for (name, code, expected) in OF_LIBRARY {
+        let program = format!("{name}.py");
+        fs::copy(given.join(&program), world.path(&program)).unwrap();
+        let ran = run(&["--every-fault", "--expect", "recovers"], &program);
+        let told = plain(&ran.out);
+        assert_eq!(ran.code, Some(code), "{name}: {told} {}", ran.err);
+        for part in expected {
+            assert!(told.contains(part), "{name}: {told}");
+        }
+        let extent =
+            "Each run fails attempts until the program gets the out of memory error of CuPy.";
+        let alone = "With a single failed attempt, CuPy continued without an error in 2 of 2 runs.";
+        assert!(
+            told.contains(extent) && told.contains(alone),
+            "{name}: {told}"
+        );
+        assert!(!ran.err.contains("started the program anew"), "{}", ran.err);
+    }
+    // Both errors of the second step are counted once.
+    let ran = run(&["--memory", "8MiB"], "repeats.py");
+    assert_eq!(ran.out, "retry 0\nretry 1\nretry 2\n", "{}", ran.err);
+    assert!(ran.err.contains("3 out of memory errors"), "{}", ran.err);
+    let ran = run(&["--least-memory", "--exact"], "repeats.py");
+    assert!(
+        ran.out.contains("12 MiB are enough, 10 MiB are not"),
+        "{} {}",
+        ran.out,
+        ran.err
+    );
+}
 
 fn every_allocation_fails_once_and_the_expectation_decides_the_exit_code(world: World) {
     world.write("train.py", FOUR);

@@ -4,6 +4,7 @@ mod largest;
 use std::collections::BTreeMap;
 
 use harness_allocator::units::Bytes;
+use harness_exec::torch_record::Caller;
 use harness_exec::trials::faults::{Case, Expectation, FaultReport, Outcome};
 use harness_exec::trials::largest::LargestReport;
 use harness_exec::trials::least::LeastReport;
@@ -156,7 +157,7 @@ fn sentence_of_faults(report: &FaultReport) -> String {
             .first()
             .map_or_else(String::new, |frame| format!(" at {}", frame.short()));
         let cause = case.call.as_ref().map_or_else(
-            || "OutOfMemoryError".to_owned(),
+            || error_of(&report.caller),
             |call| format!("failed {call}"),
         );
         *ends.entry((&case.outcome, cause, place)).or_default() += 1;
@@ -165,7 +166,8 @@ fn sentence_of_faults(report: &FaultReport) -> String {
         parts.push(format!("{} its ranks hang", times(hanging)));
     }
     parts.extend(ends.iter().map(|((outcome, cause, place), count)| {
-        format!("{} it {}", times(*count), ending(outcome, cause, place))
+        let what = ending(outcome, cause, place, &report.caller);
+        format!("{} it {what}", times(*count))
     }));
     parts.join("; ") + "."
 }
@@ -174,7 +176,17 @@ const fn is_well(outcome: &Outcome) -> bool {
     matches!(outcome, Outcome::Recovered | Outcome::ServedByRetry)
 }
 
-fn ending(outcome: &Outcome, cause: &str, place: &str) -> String {
+/// The error of the library, without an article.
+fn error_of(caller: &Caller) -> String {
+    match caller {
+        Caller::Torch => "OutOfMemoryError".to_owned(),
+        Caller::Library { name, .. } => format!("out of memory error of {name}"),
+        Caller::Program => "out of memory error".to_owned(),
+    }
+}
+
+fn ending(outcome: &Outcome, cause: &str, place: &str, caller: &Caller) -> String {
+    let error_of = error_of(caller);
     let after = if place.is_empty() {
         String::new()
     } else {
@@ -182,7 +194,8 @@ fn ending(outcome: &Outcome, cause: &str, place: &str) -> String {
     };
     match outcome {
         Outcome::Recovered | Outcome::ServedByRetry => "recovers".to_owned(),
-        Outcome::OutOfMemory => format!("ends with OutOfMemoryError{place}"),
+        Outcome::OutOfMemory if *caller == Caller::Torch => format!("ends with {error_of}{place}"),
+        Outcome::OutOfMemory => format!("ends with the {error_of}{place}"),
         Outcome::OtherError { error } => format!(
             "ends with `{}`{after}",
             words::shortened(error, LONGEST_ERROR)
@@ -194,11 +207,15 @@ fn ending(outcome: &Outcome, cause: &str, place: &str) -> String {
     }
 }
 
-fn outcome_cell(outcome: &Outcome) -> String {
+fn outcome_cell(outcome: &Outcome, caller: &Caller) -> String {
     match outcome {
         Outcome::Recovered => "recovered".to_owned(),
-        Outcome::ServedByRetry => "served by PyTorch's retry".to_owned(),
-        Outcome::OutOfMemory => "OutOfMemoryError".to_owned(),
+        Outcome::ServedByRetry => match caller {
+            Caller::Torch => "served by PyTorch's retry".to_owned(),
+            Caller::Library { name, .. } => format!("{name} continued"),
+            Caller::Program => "the program continued".to_owned(),
+        },
+        Outcome::OutOfMemory => error_of(caller),
         Outcome::OtherError { error } => words::shortened(error, LONGEST_ERROR),
         Outcome::ExitCode { exit_code } => format!("exit code {exit_code}"),
         Outcome::Signal { signal } => format!("signal {signal}"),
@@ -227,9 +244,9 @@ fn grid_of_faults(report: &FaultReport, columns: Columns) -> Grid {
             .map(|frame| format!("{} {}", frame.short(), frame.name));
         let clean =
             if case.is_clean_end && case.call.is_none() && case.outcome != Outcome::OutOfMemory {
-                " after OutOfMemoryError"
+                format!(" after {}", error_of(&report.caller))
             } else {
-                ""
+                String::new()
             };
         let kept = case
             .more_at_end
@@ -237,6 +254,8 @@ fn grid_of_faults(report: &FaultReport, columns: Columns) -> Grid {
         let kept = kept.map_or_else(String::new, |more| {
             format!(", keeps {}", Bytes(more.unsigned_abs()))
         });
+        let alone = case.alone.as_ref();
+        let alone = alone.map(|outcome| outcome_cell(outcome, &report.caller));
         let work =
             (first > 0).then(|| format!("{:.0} %", case.submitted as f64 * 100.0 / first as f64));
         vec![
@@ -244,8 +263,8 @@ fn grid_of_faults(report: &FaultReport, columns: Columns) -> Grid {
             attempt(case),
             words::or_nothing(case.call.is_none().then_some(Bytes(case.size))),
             words::or_nothing(place),
-            outcome_cell(&case.outcome) + clean + &kept,
-            words::or_nothing(case.alone.as_ref().map(outcome_cell)),
+            outcome_cell(&case.outcome, &report.caller) + &clean + &kept,
+            words::or_nothing(alone),
             words::or_nothing(case.more_at_end.map(more)),
             more(case.more_at_peak),
             words::or_nothing(case.next_size.map(Bytes)),
@@ -318,27 +337,12 @@ fn notes_on_faults(
     let random = note_on_second_run(report);
     let figures = format!(
         "Without failures the program made {} to allocate device memory{held} and reserved at most \
-         {}.{differences} Each run fails two attempts in a row, because PyTorch retries once. \
-         Injected: {}.",
+         {}.{differences} {} Injected: {}.",
         words::count(first.attempts, "attempt"),
         Bytes(first.peak_reserved),
+        extent(&report.caller),
         report.chosen,
     );
-    let alone: Vec<&Outcome> = report
-        .cases
-        .iter()
-        .filter_map(|case| case.alone.as_ref())
-        .collect();
-    let (served, runs) = (
-        alone
-            .iter()
-            .filter(|outcome| ***outcome == Outcome::ServedByRetry)
-            .count(),
-        words::count(alone.len(), "run"),
-    );
-    let alone = (!alone.is_empty()).then(|| {
-        format!("With a single failed attempt, PyTorch's retry succeeded in {served} of {runs}.")
-    });
     let several = (first.processes > 1 && !report.has_ranks()).then(|| {
         format!(
             "{} processes used \
@@ -352,12 +356,95 @@ fn notes_on_faults(
         expectation,
         Some(figures),
         random,
-        alone,
+        note_on_less_work(report),
+        note_on_same_request(report),
+        note_on_single_failures(report),
         several,
     ]
     .into_iter()
     .flatten()
     .collect()
+}
+
+/// How often the program survived a single failed attempt without an error.
+fn note_on_single_failures(report: &FaultReport) -> Option<String> {
+    let alone = || report.cases.iter().filter_map(|case| case.alone.as_ref());
+    let runs = alone().count();
+    let served = alone()
+        .filter(|outcome| **outcome == Outcome::ServedByRetry)
+        .count();
+    let continued = match &report.caller {
+        _ if runs == 0 => return None,
+        Caller::Torch => "PyTorch's retry succeeded".to_owned(),
+        Caller::Library { name, .. } => format!("{name} continued without an error"),
+        Caller::Program => return None,
+    };
+    let runs = words::count(runs, "run");
+    Some(format!(
+        "With a single failed attempt, {continued} in {served} of {runs}."
+    ))
+}
+
+/// How many attempts fail in a row.
+fn extent(caller: &Caller) -> String {
+    match caller {
+        Caller::Torch => {
+            "Each run fails two attempts in a row, because PyTorch retries once.".to_owned()
+        }
+        Caller::Library {
+            name,
+            shows_errors: true,
+        } => format!(
+            "Each run fails attempts until the program gets the out of memory error of {name}."
+        ),
+        Caller::Library {
+            name,
+            shows_errors: false,
+        } => format!(
+            "Each run fails two attempts in a row. Errors of {name} that the program catches are \
+             unknown: Python shows them from 3.12 on."
+        ),
+        Caller::Program => "Each run fails one attempt.".to_owned(),
+    }
+}
+
+/// Names failures after which the program continues with less work than without them.
+fn note_on_less_work(report: &FaultReport) -> Option<String> {
+    let second = report
+        .second
+        .as_ref()
+        .map_or(u64::MAX, |second| second.figures.submitted);
+    let usual = report.first.submitted.min(second);
+    let less: Vec<&Case> = report
+        .cases
+        .iter()
+        .filter(|case| is_well(&case.outcome) && case.submitted < usual)
+        .collect();
+    let least = less.iter().map(|case| case.submitted).min()?;
+    Some(format!(
+        "The program continues with less work after failures of these attempts, so results may be \
+         missing: {} (at least {:.0} % of the usual work).",
+        less.iter()
+            .map(|case| numbered(case))
+            .collect::<Vec<_>>()
+            .join(", "),
+        least as f64 * 100.0 / usual as f64
+    ))
+}
+
+/// Names failures after which the program repeats the same request. A real GPU that stays full
+/// refuses it again. PyTorch rounds requests, so its sizes show nothing.
+fn note_on_same_request(report: &FaultReport) -> Option<String> {
+    let is_same =
+        |case: &&Case| case.outcome == Outcome::Recovered && case.next_size == Some(case.size);
+    let same: Vec<String> = report.cases.iter().filter(is_same).map(numbered).collect();
+    (report.caller != Caller::Torch && !same.is_empty()).then(|| {
+        format!(
+            "After failures of these attempts the next request is as large as the failed one, so \
+             it fails again if the GPU stays full: {}.",
+            same.join(", ")
+        )
+    })
 }
 
 fn note_on_expectation(report: &FaultReport, expectation: Expectation) -> String {

@@ -38,7 +38,8 @@ const NO_LIMIT: Duration = Duration::from_secs(u64::MAX / 4);
 #[derive(Args)]
 pub(super) struct Options {
     /// Run the program twice without failures, then once per allocation of device memory. In each
-    /// run, that allocation and PyTorch's retry fail, which causes an out-of-memory error. Calls
+    /// run, that allocation and PyTorch's retry fail, which causes an out-of-memory error. With
+    /// another library, allocations fail until the program gets the library's error. Calls
     /// that create handles, plans and modules of libraries, such as cublasCreate, then fail once
     /// each. WHICH is `all`, `sample:N` or `largest:N`, which fail allocations only [default: all
     /// up to 64 allocations; of more, a sample of 64 and the 16 largest].
@@ -79,9 +80,9 @@ pub(super) struct Options {
     #[arg(long, requires = "searches", help_heading = MANY)]
     allow_ooms: bool,
     /// Start the program anew for each run, and predict no run by a replay. By default, further
-    /// runs are copies of one process, made when torch first uses the GPU. If a copy could differ
-    /// from a new start, for example because the program has written a file or started a thread,
-    /// each run is a new start, and the output says why.
+    /// runs are copies of one process, made when torch first uses the GPU, or after the import of
+    /// another library. If a copy could differ from a new start, for example because the program
+    /// has written a file or started a thread, each run is a new start, and the output says why.
     #[arg(long, help_heading = MANY)]
     fresh: bool,
     /// Run only part I of N of the cases, as in `1/2`: attempts to fail, address orders of

@@ -213,6 +213,12 @@ impl Attempts {
         fails
     }
 
+    /// Ends the failures that last until an error of a library, if they have begun.
+    pub fn end_failures(&mut self) {
+        self.counted
+            .retain(|(fault, counted)| fault.count != Fault::UNTIL_ERROR || *counted < fault.first);
+    }
+
     /// Uncounts an attempt: the driver refused it for a reason other than memory.
     pub fn take_back(&mut self, call: Call, size: Bytes) {
         for (fault, counted) in &mut self.counted {

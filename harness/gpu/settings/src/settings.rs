@@ -228,12 +228,16 @@ pub struct Fault {
     pub call: Option<Call>,
     /// The number of the first attempt that fails.
     pub first: u64,
+    /// How many attempts fail, or [`Self::UNTIL_ERROR`].
     pub count: u64,
     /// Smaller attempts do not count.
     pub min_size: Bytes,
 }
 
 impl Fault {
+    /// Attempts fail until a library raises its out of memory error in the program.
+    pub const UNTIL_ERROR: u64 = u64::MAX;
+
     pub fn counts(&self, call: Call, size: Bytes) -> bool {
         size >= self.min_size
             && self

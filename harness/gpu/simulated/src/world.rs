@@ -139,6 +139,14 @@ extern "C" fn harness_machine_restart() {
     }
 }
 
+/// Ends injected failures that last until an error of a library, which the hook has seen.
+#[unsafe(no_mangle)]
+extern "C" fn harness_failures_end() {
+    if let Some(machine) = created() {
+        machine.state().attempts.end_failures();
+    }
+}
+
 /// Returns whether an address is on a device. Host addresses of x86-64 are lower.
 pub(crate) const fn is_device_memory(address: u64) -> bool {
     address >= FIRST_ADDRESS

@@ -174,6 +174,16 @@ def _offer(core, take_over):
         os._exit(70)
 
 
+def offer_now(find_core, take_over):
+    """Offers copies once."""
+    sys.modules["harness_effects"].stop()
+    if os.environ.pop(_VARIABLE, None):
+        try:
+            _offer(find_core(), take_over)
+        except (OSError, ImportError):
+            pass  # Another process has offered copies, or harness has ended.
+
+
 def offer_before_cuda(torch, find_core, take_over):
     """Makes torch offer copies before it initializes CUDA."""
     initialize = getattr(getattr(torch, "_C", None), "_cuda_init", None)
@@ -182,12 +192,7 @@ def offer_before_cuda(torch, find_core, take_over):
 
     def offer_and_initialize():
         torch._C._cuda_init = initialize
-        sys.modules["harness_effects"].stop()
-        if os.environ.pop(_VARIABLE, None):
-            try:
-                _offer(find_core(), take_over)
-            except (OSError, ImportError):
-                pass  # Another process has offered copies, or harness has ended.
+        offer_now(find_core, take_over)
         initialize()
 
     torch._C._cuda_init = offer_and_initialize

@@ -30,8 +30,10 @@ _SHARED = {
     "os.forkpty": "forks",
 }
 _EVENTS = {"open", "builtins.input", *_FILES, *_STARTS, *_SOCKETS, *_SHARED}
+# Programs that only read what no run changes.
+_READERS = ("ldconfig", "uname", "lscpu")
 # Programs that only read, and compilers, whose results are in caches.
-_HARMLESS = ("ldconfig", "uname", "lscpu", "nvidia-smi", "cc", "gcc", "g++", "c++", "clang", "clang++", "ptxas", "ptxas-blackwell", "nvcc")
+_HARMLESS = (*_READERS, "nvidia-smi", "cc", "gcc", "g++", "c++", "clang", "clang++", "ptxas", "ptxas-blackwell", "nvcc")
 
 # The first effect that a second run would repeat, and the first that copies would share, after the words "the program".
 first = None
@@ -83,6 +85,11 @@ def _has_hook(event, arguments):
     return True
 
 
+def _is_reader(event, arguments):
+    program = arguments[0] or (arguments[1] or ("",))[0]
+    return event != "os.system" and os.path.basename(os.fsdecode(program)) in _READERS
+
+
 def _effect_of(event, arguments):
     """Returns what an event does that a second run would repeat; None if nothing."""
     if event == "open":
@@ -127,7 +134,8 @@ def _watch(event, arguments, events=frozenset(_EVENTS)):
                 _temporary.add(os.path.abspath(os.fsdecode(arguments[0])))
         else:
             first = _effect_of(event, arguments)
-            first_shared = first_shared or ("starts other programs" if event in _STARTS else first)
+            is_start = event in _STARTS and not _is_reader(event, arguments)
+            first_shared = first_shared or ("starts other programs" if is_start else first)
             if first:
                 _write()
     except Exception as error:

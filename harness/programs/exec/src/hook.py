@@ -31,11 +31,13 @@ _ATTEMPT_BYTES = 32
 _MALLOC_ASYNC = 2
 # Offset of the number of submitted work items in the counters of a process, after three words of eight bytes.
 _SUBMITTED_AT = 24
+# The counters of a process have six numbers for each device: bytes in use, their peak, requests, frees, failures and injected ones.
+_DEVICES_AT, _DEVICE_BYTES, _MOST_DEVICES = 56, 48, 120
 # The quantities whose peaks are kept if the program resets them.
 _WITH_PEAKS = ("allocated_bytes", "reserved_bytes", "active_bytes", "requested_bytes")
 # Exceptions looked at from one to its cause.
 _MOST_CAUSES = 16
-# Texts of PyTorch's and Triton's errors if a library has no memory for a handle, a plan or a module.
+# Texts of errors of PyTorch, Triton, CuPy, JAX and TensorFlow if a library has no memory for a handle, a plan or a module.
 _ERRORS_OF_LIBRARIES = (
     "CUBLAS_STATUS_ALLOC_FAILED",
     "CUDNN_STATUS_ALLOC_FAILED",
@@ -45,6 +47,7 @@ _ERRORS_OF_LIBRARIES = (
     "CUFFT_ALLOC_FAILED",
     "CUDA error: out of memory",
     "CUDA driver error: out of memory",
+    "CUDA_ERROR_OUT_OF_MEMORY",
     "Triton Error [CUDA]: out of memory",
 )
 # Lines kept of a traceback.
@@ -175,7 +178,7 @@ def _is_out_of_memory(error):
 
 def _is_of_library(error):
     """Returns whether a library had no memory for a handle, a plan or a module."""
-    return isinstance(error, RuntimeError) and any(text in str(error) for text in _ERRORS_OF_LIBRARIES)
+    return any(text in str(error) for text in _ERRORS_OF_LIBRARIES)
 
 
 def _end(error):
@@ -348,6 +351,9 @@ def _write_statistics(torch, is_end=True):
 # The last statistics of each library other than torch, by its name, and why a library has none. A library closes its devices at the end.
 _of_libraries = {}
 _problems = {}
+# Those of libraries that hold nothing, by library, and the bytes that the process holds, by device.
+_unused = {}
+_left = {}
 
 
 def _has_used_torch():
@@ -356,32 +362,40 @@ def _has_used_torch():
     return hasattr(cuda, "is_initialized") and cuda.is_initialized()
 
 
-def _used_devices():
-    """The devices from which this process itself requested memory. A library opens a device, and fails in a forked child, if it is asked for others."""
+def _held():
+    """The bytes that this process holds from the driver, by the index of a device that it has requested memory of. A library opens a device, and
+    fails in a forked child, if it is asked for others."""
+    import struct
+
     try:
-        with open(os.path.join(_ATTEMPTS, "%d.attempts" % os.getpid()), "rb") as file:
-            return sorted(set(file.read()[2::_ATTEMPT_BYTES]))
+        with open(os.path.join(_ATTEMPTS, "%d.counters" % os.getpid()), "rb") as file:
+            words = file.read(_DEVICES_AT + _MOST_DEVICES * _DEVICE_BYTES)
     except FileNotFoundError:
-        return []
+        return {}
+    devices = [struct.unpack_from("6Q", words, at) for at in range(_DEVICES_AT, len(words) - _DEVICE_BYTES + 1, _DEVICE_BYTES)]
+    return {str(index): used for index, (used, _, requests, *_) in enumerate(devices) if requests}
 
 
 def _ask_libraries():
-    devices = _used_devices()
+    devices = _held()
+    for device, used in devices.items():
+        _left.setdefault(device, {"reserved_bytes.all.current": used})
     for library in _libraries.imported() if devices else ():
         try:
-            found = library.statistics(sys.modules[library.MODULE], devices)
+            found = library.statistics(sys.modules[library.MODULE], [int(device) for device in devices])
         except Exception as error:
             _problems[library.NAME] = str(error)
             continue
-        found = {device: stats for device, stats in found.items() if any(stats.values())}
+        found = {device: stats for device, stats in found.items() if stats}
         if found:
-            _of_libraries[library.NAME] = found
+            of = _of_libraries if any(any(stats.values()) for stats in found.values()) else _unused
+            of[library.NAME] = found
 
 
 def _sum_of_libraries():
-    """The statistics of all libraries. Of several, the peak of the sum is unknown, and what one does not report."""
+    """The statistics of all libraries. Of several, the peak of the sum is unknown, and what one does not report. Without any, what the process holds."""
     if len(_of_libraries) < 2:
-        return next(iter(_of_libraries.values()), {})
+        return next(iter(_of_libraries.values() or _unused.values()), _left)
     published = [set().union(*found.values()) for found in _of_libraries.values()]
     names = {name for name in set.intersection(*published) if name.endswith(".current")}
     devices = {device for found in _of_libraries.values() for device in found}
@@ -400,7 +414,10 @@ def _write_statistics_of_libraries(is_end=True, asks=True):
     found = {"rank": os.environ.get("RANK"), "ended_out_of_memory": False, "memory_stats": _sum_of_libraries()}
     found["problem"] = next(iter(_problems.values()), None) if not _of_libraries else None
     found["library"] = {"name": " and ".join(library.NAME for library in named), "allocator": " and ".join(library.ALLOCATOR for library in named)}
-    found["version"] = sys.modules[named[0].MODULE].__version__ if len(named) == 1 else ""
+    found["version"] = _libraries.version(named[0]) if len(named) == 1 else ""
+    if is_end:
+        _note_error_of_library(getattr(sys, "last_value", None))
+    found["library"]["errors"] = len(_errors) if _shows_handled_errors else None
     with open("/proc/self/stat") as stat:
         found["started"] = int(stat.read().rpartition(")")[2].split()[19])
     found["statistics"] = "reported" if is_end else "at_least"
@@ -408,16 +425,43 @@ def _write_statistics_of_libraries(is_end=True, asks=True):
     _write("torch-%d.json" % os.getpid(), lambda path: _write_text(path, json.dumps(found)))
 
 
+_shows_handled_errors = None
+
+
+def _note_error_of_library(error, frame=None):
+    """Counts an out of memory error of a library that has reached the program, and ends the failures that last until then."""
+    stack = None if error is None else _libraries.stack_of_new_error(error, frame)
+    if stack is None:
+        return
+    _errors.append(None)
+    if os.environ.get("HARNESS_GPU_OOMS"):
+        _append_error_place("ooms", stack[:_MOST_FRAMES])
+    if "HARNESS_GPU" in os.environ:
+        import ctypes
+
+        ctypes.CDLL(_core()).harness_failures_end()
+
+
 def _note_library(module):
     """Names a library, in case that the process is killed, and writes its statistics before its own exit handler, which closes its devices."""
+    global _shows_handled_errors
+
+    _libraries.note_import(module)
+    if _shows_handled_errors is None:
+        _shows_handled_errors = _libraries.watch_handled_errors(_note_error_of_library)
     _write_statistics_of_libraries(is_end=False, asks=False)
     atexit.register(_write_statistics_of_libraries)
+    if _copies and "torch" not in sys.modules:
+        _copies.offer_now(_core, _take_over)
 
 
 def _forget_libraries():
     """The statistics of a parent are not those of its child."""
     _of_libraries.clear()
     _problems.clear()
+    _unused.clear()
+    _left.clear()
+    _errors.clear()
 
 
 def _at_exit():
@@ -459,7 +503,7 @@ def _write_at_abrupt_ends():
                 torch = sys.modules.get("torch")
                 if hasattr(torch, "cuda") and torch.cuda.is_initialized():
                     _at_exit()
-                elif _used_devices():
+                elif _held():
                     _write_statistics_of_libraries()
             except Exception:
                 pass  # A torch whose import has not finished.
@@ -533,16 +577,21 @@ def _note_error(device, size, total, free):
 
 def _write_error_place(kind):
     """Writes where the program is, at a failure. Threads of the backward pass have no Python frames; there the main thread's stack is used."""
-    import json
     import threading
 
     try:
-        attempts = os.path.getsize(os.path.join(_ATTEMPTS, "%d.attempts" % os.getpid())) // _ATTEMPT_BYTES
-        frames = _frames(sys._getframe()) or _frames(sys._current_frames().get(threading.main_thread().ident))
-        with open(os.path.join(_RUN, "%s-%d.jsonl" % (kind, os.getpid())), "a") as file:
-            file.write(json.dumps({"attempts": attempts, "frames": frames}) + "\n")
+        _append_error_place(kind, _frames(sys._getframe()) or _frames(sys._current_frames().get(threading.main_thread().ident)))
     except Exception as error:
         sys.stderr.write("harness: cannot record the call stack of a failure: %s\n" % error)
+
+
+def _append_error_place(kind, frames):
+    import json
+
+    path = os.path.join(_ATTEMPTS, "%d.attempts" % os.getpid())
+    attempts = os.path.getsize(path) // _ATTEMPT_BYTES if os.path.exists(path) else 0
+    with open(os.path.join(_RUN, "%s-%d.jsonl" % (kind, os.getpid())), "a") as file:
+        file.write(json.dumps({"attempts": attempts, "frames": frames}) + "\n")
 
 
 def _note_errors(module):

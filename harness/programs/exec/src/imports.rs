@@ -511,21 +511,71 @@ pub(crate) fn is_nvidia_library(path: &Path) -> bool {
         .is_some()
 }
 
-/// Returns whether the GNU C library's dynamic linker starts this program for x86-64.
-pub(crate) fn is_linked_dynamically(program: &Path) -> bool {
-    let linker = || -> Option<bool> {
+/// How the system starts an executable file.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Executable {
+    /// By the GNU C library's dynamic linker for x86-64.
+    Dynamic,
+    Static,
+    /// By the dynamic linker of another C library.
+    OtherLinker(String),
+    /// It is built for another processor.
+    OtherMachine(String),
+    /// It is no ELF file, or it cannot be read.
+    Unknown,
+}
+
+/// The names of processors other than x86-64 in ELF files.
+const MACHINES: [(u16, &str); 5] = [
+    (elf::EM_386, "32-bit x86"),
+    (elf::EM_AARCH64, "aarch64"),
+    (elf::EM_ARM, "32-bit Arm"),
+    (elf::EM_PPC64, "ppc64"),
+    (elf::EM_RISCV, "RISC-V"),
+];
+
+impl Executable {
+    pub(crate) fn of(program: &Path) -> Self {
+        Self::read(program).unwrap_or(Self::Unknown)
+    }
+
+    fn read(program: &Path) -> Option<Self> {
         let file = open(program).ok()?;
+        let start = file.read_bytes_at(0, 20).ok()?;
+        let (magic, rest) = start.split_first_chunk::<4>()?;
+        if *magic != elf::ELFMAG {
+            return None;
+        }
+        // The byte order is that of the second byte; all known processors here but one have this.
+        let machine = u16::from_le_bytes([rest[14], rest[15]]);
+        if machine != elf::EM_X86_64 {
+            let known = MACHINES.iter().find(|(number, _)| *number == machine);
+            return Some(Self::OtherMachine(known.map_or_else(
+                || format!("a processor with the ELF number {machine}"),
+                |(_, name)| (*name).to_owned(),
+            )));
+        }
         let header = Header::parse(&file).ok()?;
         let endian = header.endian().ok()?;
         let parts = header.program_headers(endian, &file).ok()?;
-        let linker = parts
+        let interpreter = parts
             .iter()
-            .find(|part| part.p_type(endian) == elf::PT_INTERP)?
-            .data(endian, &file)
-            .ok()?;
-        Some(text(linker).contains("ld-linux-x86-64"))
-    };
-    linker().unwrap_or(false)
+            .find(|part| part.p_type(endian) == elf::PT_INTERP);
+        let Some(interpreter) = interpreter else {
+            return Some(Self::Static);
+        };
+        let linker = text(interpreter.data(endian, &file).ok()?);
+        Some(if linker.contains("ld-linux-x86-64") {
+            Self::Dynamic
+        } else {
+            Self::OtherLinker(linker.trim_end_matches('\0').to_owned())
+        })
+    }
+}
+
+/// Returns whether the GNU C library's dynamic linker starts this program for x86-64.
+pub(crate) fn is_linked_dynamically(program: &Path) -> bool {
+    Executable::of(program) == Executable::Dynamic
 }
 
 fn open(path: &Path) -> Result<ReadCache<File>, ImportsError> {

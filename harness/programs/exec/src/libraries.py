@@ -1,6 +1,7 @@
 # What the hook knows of libraries that use the GPU without torch: their public statistics, and their errors if memory runs out.
 # The statistics have the names of `torch.cuda.memory_stats`. What a library does not report is missing. `devices` are those from which the process
 # requested memory.
+import os
 import sys
 
 _ALLOCATED, _RESERVED = "allocated_bytes.all", "reserved_bytes.all"
@@ -11,8 +12,14 @@ def _named(found, names):
     return {name: int(found[key]) for name, key in names.items() if found.get(key) is not None}
 
 
+def _none(module, devices):
+    """The statistics of a library that reports none."""
+    return {}
+
+
 class _Jax:
     NAME, MODULE, DISTRIBUTION, ALLOCATOR = "JAX", "jax", "jax", "XLA's BFC allocator"
+    PACKAGES = ("jax", "jaxlib", "jax_plugins")
 
     @staticmethod
     def is_out_of_memory(error):
@@ -32,6 +39,7 @@ class _Jax:
 
 class _TensorFlow:
     NAME, MODULE, DISTRIBUTION, ALLOCATOR = "TensorFlow", "tensorflow", "tensorflow", "TensorFlow's BFC allocator"
+    PACKAGES = ("tensorflow", "keras")
 
     @staticmethod
     def is_out_of_memory(error):
@@ -50,6 +58,7 @@ class _TensorFlow:
 
 class _CuPy:
     NAME, MODULE, DISTRIBUTION, ALLOCATOR = "CuPy", "cupy", "cupy", "CuPy's memory pool"
+    PACKAGES = ("cupy", "cupyx", "cupy_backends")
 
     @staticmethod
     def is_out_of_memory(error):
@@ -65,27 +74,128 @@ class _CuPy:
 
 
 class _OnnxRuntime:
+    # The arena, and calls of CUDA outside of it.
+    _TEXTS = ("Failed to allocate memory", "out of memory")
     NAME, MODULE, DISTRIBUTION, ALLOCATOR = "ONNX Runtime", "onnxruntime", "onnxruntime-gpu", "ONNX Runtime's arena"
+    PACKAGES = ("onnxruntime",)
 
     @staticmethod
     def is_out_of_memory(error):
-        return str(type(error).__module__).startswith("onnxruntime.") and "Failed to allocate memory" in str(error)
+        return str(type(error).__module__).startswith("onnxruntime.") and any(text in str(error) for text in _OnnxRuntime._TEXTS)
+
+    statistics = staticmethod(_none)
+
+
+class _CTranslate2:
+    NAME, MODULE, DISTRIBUTION, ALLOCATOR = "CTranslate2", "ctranslate2", "ctranslate2", "its allocator"
+    PACKAGES = ("ctranslate2",)
 
     @staticmethod
-    def statistics(onnxruntime, devices):
-        return {}
+    def is_out_of_memory(error):
+        return type(error) is RuntimeError and str(error).startswith("CUDA failed with error out of memory")
+
+    statistics = staticmethod(_none)
 
 
-LIBRARIES = (_Jax, _TensorFlow, _CuPy, _OnnxRuntime)
+class _Numba:
+    NAME, MODULE, DISTRIBUTION, ALLOCATOR = "Numba", "numba.cuda", "numba-cuda", "plain calls of CUDA"
+    PACKAGES = ("numba", "numba_cuda", "cuda")
+
+    @staticmethod
+    def is_out_of_memory(error):
+        return type(error).__name__ == "CudaAPIError" and "CUDA_ERROR_OUT_OF_MEMORY" in str(error)
+
+    statistics = staticmethod(_none)
+
+
+class _Taichi:
+    NAME, MODULE, DISTRIBUTION, ALLOCATOR = "Taichi", "taichi", "taichi", "its allocator"
+    PACKAGES = ("taichi",)
+
+    @staticmethod
+    def is_out_of_memory(error):
+        return type(error) is RuntimeError and "CUDA_ERROR_OUT_OF_MEMORY" in str(error)
+
+    statistics = staticmethod(_none)
+
+
+LIBRARIES = (_Jax, _TensorFlow, _CuPy, _OnnxRuntime, _CTranslate2, _Numba, _Taichi)
+
+
+# The names of modules whose import has succeeded.
+_imported = set()
+
+
+def note_import(module):
+    _imported.add(module.__name__)
 
 
 def imported():
     """The libraries that this process has imported."""
-    return [library for library in LIBRARIES if hasattr(sys.modules.get(library.MODULE), "__version__")]
+    return [library for library in LIBRARIES if library.MODULE in _imported]
+
+
+def version(library):
+    """Taichi's version is a tuple, and Numba's is that of a package."""
+    from importlib import metadata
+
+    found = getattr(sys.modules[library.MODULE], "__version__", None) or metadata.version(library.DISTRIBUTION)
+    return ".".join(map(str, found)) if isinstance(found, tuple) else str(found)
 
 
 def is_out_of_memory(error):
     return any(library.is_out_of_memory(error) for library in LIBRARIES)
+
+
+_STANDARD = os.path.dirname(os.__file__) + os.sep
+_OWN = os.path.dirname(os.path.abspath(__file__)) + os.sep
+# Shows that an error was counted. It stays if the error is raised again.
+_COUNTED = "_harness_counted"
+
+
+def _is_of_program(file):
+    """Whether a source file is neither of a library nor of Python."""
+    if file.startswith((_OWN, "<frozen ")):
+        return False
+    _, installed, package = file.rpartition(os.sep + "site-packages" + os.sep)
+    if installed:
+        return package.split(os.sep)[0] not in _PACKAGES
+    # Names of Cython's files begin with the package.
+    return not file.startswith(_STANDARD) and file.split(os.sep)[0] not in _PACKAGES
+
+
+_PACKAGES = frozenset(package for library in LIBRARIES for package in library.PACKAGES)
+
+
+def stack_of_new_error(error, frame=None):
+    """Returns the frames of the program, innermost first, if an out of memory error of a library has reached the program for the first time. `frame` handles it."""
+    if not is_out_of_memory(error) or _COUNTED in error.__dict__:
+        return None
+    found, trace = [], error.__traceback__
+    while trace is not None:
+        found.insert(0, (trace.tb_frame.f_code, trace.tb_lineno))
+        trace = trace.tb_next
+    if not any(_is_of_program(code.co_filename) for code, _ in found):
+        return None
+    error.__dict__[_COUNTED] = True
+    frame = frame and frame.f_back
+    while frame is not None:
+        found.append((frame.f_code, frame.f_lineno))
+        frame = frame.f_back
+    return [{"file": code.co_filename, "line": line or 0, "name": code.co_name} for code, line in found if _is_of_program(code.co_filename)]
+
+
+def watch_handled_errors(then):
+    """Calls `then` with each exception that Python code handles, and the frame. Returns `False` before Python 3.12, which does not show them."""
+    monitoring = getattr(sys, "monitoring", None)
+    free = [tool for tool in (4, 3) if monitoring and monitoring.get_tool(tool) is None]
+    if not free:
+        return False
+    monitoring.use_tool_id(free[0], "harness")
+    handled = monitoring.events.EXCEPTION_HANDLED
+    monitoring.register_callback(free[0], handled, lambda code, offset, error: then(error, sys._getframe(1)))
+    monitoring.set_events(free[0], handled)
+    return True
 
 
 def with_device_files(module):

@@ -12,8 +12,8 @@ use harness_gpu_settings::{calls::Call, latency::Latency, ledger::Ledger, torch_
 use serde::Serialize;
 
 use crate::files::{numbered, own_ledger, read_lines};
-use crate::torch_record::{AdaptedEngine, PEAK_ALLOCATED, Statistics, TorchRecord};
-use crate::{errors::Frame, hang::Hang, machine::Machine, process::End};
+use crate::torch_record::{AdaptedEngine, Caller, PEAK_ALLOCATED, Statistics, TorchRecord};
+use crate::{errors::Frame, hang::Hang, machine::Machine, process::End, torch};
 
 /// A run, as `--record` writes it.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -250,6 +250,29 @@ impl Record {
         let is_torch = |torch: &TorchRecord| torch.other_library.is_none();
         let mut processes = self.processes.iter();
         processes.any(|process| process.torch.as_ref().is_some_and(is_torch))
+    }
+
+    /// What raises out of memory errors in the processes that used a GPU.
+    pub(crate) fn caller(&self) -> Caller {
+        let torches = || self.used().filter_map(|process| process.torch.as_ref());
+        let library = torches().find_map(|torch| torch.other_library.as_ref());
+        let is_bare = |process: &Process| {
+            process.torch.is_none()
+                && !process.program.is_empty()
+                && !torch::is_python(process.program.as_ref())
+        };
+        if torches().any(|torch| torch.other_library.is_none()) {
+            Caller::Torch
+        } else if let Some(library) = library {
+            Caller::Library {
+                name: library.name.clone(),
+                shows_errors: library.errors.is_some(),
+            }
+        } else if self.used().next().is_some() && self.used().all(is_bare) {
+            Caller::Program
+        } else {
+            Caller::Torch
+        }
     }
 
     /// How often freed memory waited for the work of another stream, in all processes.

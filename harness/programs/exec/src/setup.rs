@@ -15,6 +15,8 @@ use crate::own_libraries::{self, LaunchError};
 use crate::torch::{self, TorchError};
 use crate::{host_memory, imports, program::Program};
 
+/// The oldest compute capability that CUDA 13 supports.
+const OLDEST_OF_CUDA_13: (u32, u32) = (7, 5);
 /// The interpreter to use if a command begins with `python`.
 const PYTHON: &str = "HARNESS_PYTHON";
 
@@ -26,8 +28,8 @@ pub struct Setup {
     /// Whether its files, its torch or another package use CUDA.
     pub uses_cuda: bool,
     pub cuda: Cuda,
-    /// Why the program could also have been built for another CUDA release.
-    pub doubt: Option<String>,
+    /// What about the program or its CUDA release may be a mistake.
+    pub warnings: Vec<String>,
     pub libraries: Libraries,
 }
 
@@ -84,6 +86,8 @@ impl Setup {
         python: Option<&Path>,
         cuda: Option<Cuda>,
     ) -> Result<Self, SetupError> {
+        let is_static = command.first().map(|name| torch::check_program(name));
+        let is_static = is_static.transpose()?.flatten();
         let (program, unusable) = Program::find(command, python)?;
         let core = own_libraries::core_library()?;
         let cache = cache::folder(|name| std::env::var_os(name))?;
@@ -98,8 +102,17 @@ impl Setup {
                 .objects
                 .iter()
                 .any(|object| imports::uses_nvidia(object));
-        let (cuda, doubt) =
-            cuda.map_or_else(|| release(&program, &extensions), |cuda| (cuda, None));
+        let (cuda, doubt) = match cuda {
+            Some(cuda) => (cuda, unprovided(&program, &extensions, cuda)),
+            None => release(&program, &extensions),
+        };
+        let is_static = is_static.map(|program| {
+            format!(
+                "`{}` is linked statically: it cannot load the simulated GPU, only programs that \
+                 it starts can",
+                program.display()
+            )
+        });
         let torch = program.torch.as_ref().filter(|torch| torch.cuda == cuda);
         let objects = Objects {
             torch: torch.map(|torch| torch.folder.as_path()),
@@ -111,7 +124,7 @@ impl Setup {
             program,
             uses_cuda,
             cuda,
-            doubt,
+            warnings: doubt.into_iter().chain(is_static).collect(),
             libraries,
         })
     }
@@ -134,8 +147,22 @@ impl Setup {
             program,
             uses_cuda: true,
             cuda: Cuda::V13,
-            doubt: None,
+            warnings: Vec::new(),
             libraries,
+        })
+    }
+
+    /// Says that the libraries of the program's CUDA release have no code for this GPU.
+    pub fn without_code_for(&self, gpu: &Gpu) -> Option<String> {
+        let (major, minor) = gpu.capability;
+        let is_too_old = self.cuda == Cuda::V13 && gpu.capability < OLDEST_OF_CUDA_13;
+        is_too_old.then(|| {
+            let (oldest, part) = OLDEST_OF_CUDA_13;
+            format!(
+                "{} has compute capability {major}.{minor}: libraries built for CUDA 13 have code \
+                 for {oldest}.{part} and later only",
+                gpu.device
+            )
         })
     }
 
@@ -231,6 +258,24 @@ fn release(program: &Program, extensions: &[PathBuf]) -> (Cuda, Option<String>) 
         })
         .collect();
     (newest, others.into_iter().next())
+}
+
+/// Says that nothing of a program is built for this CUDA release, or that its torch is not.
+fn unprovided(program: &Program, extensions: &[PathBuf], cuda: Cuda) -> Option<String> {
+    if let Some(torch) = program.torch.as_ref().filter(|torch| torch.cuda != cuda) {
+        return Some(format!(
+            "torch {} is built for CUDA {}: it finds none of its libraries with `--cuda {cuda}`",
+            torch.version, torch.cuda
+        ));
+    }
+    let files = [program.objects.as_slice(), extensions].concat();
+    let mut found: BTreeMap<Cuda, String> = program.releases_of_packages();
+    let of_files = imports::releases(&files).into_iter();
+    found.extend(of_files.map(|(release, file)| (release, file.display().to_string())));
+    let (other, by) = found.iter().next().filter(|_| !found.contains_key(&cuda))?;
+    Some(format!(
+        "nothing of the program is built for CUDA {cuda}: `{by}` is built for CUDA {other}"
+    ))
 }
 
 /// Returns the command that runs a program with this Python: a leading Python of the command is

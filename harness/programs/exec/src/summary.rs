@@ -3,7 +3,7 @@ use std::fmt::Write as _;
 use harness_allocator::units::{Bytes, Nanos};
 use harness_base::words::count;
 use harness_gpu_settings::context_overhead::ContextOverhead;
-use harness_gpu_settings::settings::{CudnnWorkspace, Events, Settings, Values};
+use harness_gpu_settings::settings::{Cuda, CudnnWorkspace, Events, Settings, Values};
 use harness_gpu_settings::{latency::Latency, limits::Limits};
 
 use crate::record::{DeviceRecord, FailedCalls, HostAhead, Process, Record};
@@ -48,6 +48,7 @@ fn simulated(record: &Record, settings: &Settings) -> String {
     }
     text += &hang(record);
     text += &how_it_ended(record);
+    text += &missing_package(record, settings);
     text += &slow_calls(record, &settings.latencies);
     text += &models(record, settings);
     for warning in record.warnings_of_engines() {
@@ -72,6 +73,46 @@ fn simulated(record: &Record, settings: &Settings) -> String {
         text += "if the end depends on values that the program read back, use `--values cpu`\n";
     }
     text
+}
+
+/// Texts of errors of CuPy, JAX and TensorFlow, and NVIDIA's packages that they lack.
+const MISSING: [(&str, &[&str]); 3] = [
+    (
+        "Failed to find CUDA headers",
+        &["nvidia-cuda-runtime", "nvidia-cuda-cccl"],
+    ),
+    (
+        "No PTX compilation provider is available",
+        &["nvidia-cuda-nvcc"],
+    ),
+    ("libdevice not found", &["nvidia-cuda-nvcc"]),
+];
+
+/// Names the package of NVIDIA that a library missed when its error ended the program.
+fn missing_package(record: &Record, settings: &Settings) -> String {
+    let mut torches = record
+        .processes
+        .iter()
+        .filter_map(|process| process.torch.as_ref());
+    let found = torches.find_map(|torch| {
+        let error = torch.error.as_deref()?;
+        MISSING.iter().find(|(text, _)| error.contains(text))
+    });
+    let suffix = match settings.cuda {
+        Cuda::V12 => "-cu12",
+        Cuda::V13 => "",
+    };
+    found.map_or_else(String::new, |(_, packages)| {
+        let packages: Vec<String> = packages
+            .iter()
+            .map(|name| format!("{name}{suffix}"))
+            .collect();
+        format!(
+            "the program lacks a part of CUDA, on a real GPU too: install {} for CUDA {}\n",
+            packages.join(" and "),
+            settings.cuda
+        )
+    })
 }
 
 /// Names what `--values cpu` did not compute.
@@ -564,9 +605,17 @@ fn of_library(library: &OtherLibrary, torch: &TorchRecord) -> String {
     } else {
         ""
     };
-    let OtherLibrary { name, allocator } = library;
+    let OtherLibrary {
+        name,
+        allocator,
+        errors,
+    } = library;
+    let errors = match errors {
+        Some(0) | None => String::new(),
+        Some(errors) => format!(", {}", count(*errors, "out of memory error")),
+    };
     let name = format!("{name} {}", torch.version);
-    format!("{}, {allocator}: {known}{end}", name.trim_end())
+    format!("{}, {allocator}: {known}{errors}{end}", name.trim_end())
 }
 
 fn of_torch(process: &Process) -> String {

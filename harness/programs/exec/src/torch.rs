@@ -11,7 +11,7 @@ use harness_allocator::allocator::caching::TorchVersion;
 use harness_gpu_settings::settings::Cuda;
 use serde::Deserialize;
 
-use crate::imports;
+use crate::imports::{self, Executable};
 
 const PROBE: &str = include_str!("probe.py");
 /// The oldest supported PyTorch.
@@ -74,6 +74,14 @@ pub enum TorchError {
          Linux with the GNU C library", python.display())]
     #[diagnostic(help("use a Python for x86-64 that is linked to the GNU C library"))]
     OtherMachine { python: PathBuf, machine: String },
+    #[error("the program `{}` is built for {machine}: the simulated GPU requires x86-64 Linux",
+        program.display())]
+    #[diagnostic(help("build it for x86-64"))]
+    ProgramOfOtherMachine { program: PathBuf, machine: String },
+    #[error("the program `{}` starts with the dynamic linker `{linker}`: the simulated GPU \
+         requires that of the GNU C library", program.display())]
+    #[diagnostic(help("build it with the GNU C library, not with musl"))]
+    OtherLinker { program: PathBuf, linker: String },
     #[error("the program's Python, `{}`, is set-user-ID or set-group-ID: the system ignores \
          LD_AUDIT and LD_PRELOAD for such programs; use another interpreter", python.display())]
     #[diagnostic(help(
@@ -401,17 +409,37 @@ pub(crate) fn in_path(name: &OsStr) -> Option<PathBuf> {
         .find(is_program)
 }
 
-/// Returns whether the dynamic linker starts a program with this name, or the interpreter of a
-/// script.
-pub(crate) fn is_linked_dynamically(program: &OsStr) -> bool {
-    let Some(program) = in_path(program) else {
-        return false;
-    };
+/// Returns the executable file that the system starts for a program with this name: the
+/// interpreter of a script.
+fn started_file(program: &OsStr) -> Option<PathBuf> {
+    let program = in_path(program)?;
     let interpreter = first_line(&program)
         .ok()
         .flatten()
         .and_then(|line| in_path(OsStr::new(line.split_whitespace().next()?)));
-    imports::is_linked_dynamically(&interpreter.unwrap_or(program))
+    Some(interpreter.unwrap_or(program))
+}
+
+/// Returns whether the dynamic linker starts a program with this name, or the interpreter of a
+/// script.
+pub(crate) fn is_linked_dynamically(program: &OsStr) -> bool {
+    started_file(program).is_some_and(|program| imports::is_linked_dynamically(&program))
+}
+
+/// Fails if the system cannot start this program with our libraries. Returns it if it is linked
+/// statically: only programs that it starts can have them.
+pub(crate) fn check_program(program: &OsStr) -> Result<Option<PathBuf>, TorchError> {
+    let Some(program) = started_file(program) else {
+        return Ok(None);
+    };
+    match Executable::of(&program) {
+        Executable::Dynamic | Executable::Unknown => Ok(None),
+        Executable::Static => Ok(Some(program)),
+        Executable::OtherMachine(machine) => {
+            Err(TorchError::ProgramOfOtherMachine { program, machine })
+        }
+        Executable::OtherLinker(linker) => Err(TorchError::OtherLinker { program, linker }),
+    }
 }
 
 /// Returns the command that starts a script: the words after `#!`. For a path too long for the

@@ -74,6 +74,22 @@ pub struct TorchRecord {
 pub struct OtherLibrary {
     pub name: String,
     pub allocator: String,
+    /// How many of its out of memory errors reached the program. `None` if that is unknown, because
+    /// Python before 3.12 does not show errors that a program catches.
+    #[serde(default)]
+    pub errors: Option<u64>,
+}
+
+/// What raises an out of memory error in a program.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "kind", rename_all = "snake_case")]
+pub enum Caller {
+    #[default]
+    Torch,
+    /// Another library. It may request the same memory several times.
+    Library { name: String, shows_errors: bool },
+    /// The program itself calls CUDA.
+    Program,
 }
 
 /// How complete the statistics of torch are.
@@ -286,6 +302,21 @@ impl TorchRecord {
         self.memory_stats
             .values()
             .any(|stats| stats.contains_key(name))
+    }
+
+    /// Bytes of the allocator at the end. If a library does not report them, those that the process
+    /// held from the driver.
+    pub(crate) fn allocated_at_end(&self) -> Option<u64> {
+        self.figure("allocated_bytes.all.current")
+            .or_else(|| self.figure("reserved_bytes.all.current"))
+    }
+
+    /// The out of memory errors; `None` if they are unknown.
+    pub(crate) fn ooms(&self) -> Option<u64> {
+        match &self.other_library {
+            Some(library) => library.errors,
+            None => self.figure("num_ooms"),
+        }
     }
 
     /// A statistic, summed over the devices. `None` if a library other than torch does not publish

@@ -2,6 +2,7 @@
 #![allow(clippy::unwrap_used)]
 
 use harness_exec::errors::Frame;
+use harness_exec::torch_record::Caller;
 use harness_exec::trials::{faults::First, faults::Second, least::OrderLeast};
 
 use super::*;
@@ -45,6 +46,7 @@ fn report(cases: Vec<Case>) -> FaultReport {
     };
     FaultReport {
         first,
+        caller: Caller::Torch,
         second: None,
         chosen: "all 64".to_owned(),
         cases,

@@ -57,8 +57,10 @@ def note_memory_of_worker(module):
                 block_tokens=cache.block_size,
                 free=free,
             )
-        except AttributeError:
-            pass  # The size of the KV cache is given.
+        except AttributeError as error:
+            # With a given size of the KV cache, vLLM does not measure the memory.
+            if getattr(getattr(worker, "cache_config", None), "kv_cache_memory_bytes", None) is None:
+                hook.note_unchanged(this, "the division of the memory (no %s)" % error.name)
         return result
 
     module.Worker.compile_or_warm_up_model = warm_up_and_note

@@ -190,6 +190,7 @@ fn another_library_is_named_with_its_allocator_and_the_figures_that_it_publishes
     let torch = process.torch.as_mut().unwrap();
     torch.version = "0.12.0".to_owned();
     torch.other_library = Some(OtherLibrary {
+        errors: Some(0),
         name: "JAX".to_owned(),
         allocator: "XLA's BFC allocator".to_owned(),
     });
@@ -201,6 +202,11 @@ fn another_library_is_named_with_its_allocator_and_the_figures_that_it_publishes
         "JAX 0.12.0, XLA's BFC allocator: peak allocated 5 GiB, peak reserved 6 GiB; an out of \
          memory error ended the program"
     );
+    let torch = process.torch.as_mut().unwrap();
+    torch.other_library.as_mut().unwrap().errors = Some(2);
+    assert!(of_torch(&process).contains("peak reserved 6 GiB, 2 out of memory errors"));
+    let torch = process.torch.as_mut().unwrap();
+    torch.other_library.as_mut().unwrap().errors = None;
     // A killed process, and one that used several libraries.
     let torch = process.torch.as_mut().unwrap();
     torch.memory_stats.clear();
@@ -212,6 +218,7 @@ fn another_library_is_named_with_its_allocator_and_the_figures_that_it_publishes
     let torch = process.torch.as_mut().unwrap();
     (torch.statistics, torch.version) = (Statistics::Reported, String::new());
     torch.other_library = Some(OtherLibrary {
+        errors: Some(0),
         name: "JAX and CuPy".to_owned(),
         allocator: "XLA's BFC allocator and CuPy's memory pool".to_owned(),
     });
@@ -219,6 +226,19 @@ fn another_library_is_named_with_its_allocator_and_the_figures_that_it_publishes
         of_torch(&process),
         "JAX and CuPy, XLA's BFC allocator and CuPy's memory pool: no statistics"
     );
+}
+
+#[test]
+fn a_package_that_a_library_misses_is_named_for_its_cuda_release() {
+    let mut process = process(7, None);
+    let torch = process.torch.as_mut().unwrap();
+    torch.error = Some("InternalError: libdevice not found at ./libdevice.10.bc".to_owned());
+    let (record, mut settings) = record(vec![process]);
+    let line = |settings: &Settings| missing_package(&record, settings);
+    let begin = "the program lacks a part of CUDA, on a real GPU too: install nvidia-cuda-nvcc";
+    assert_eq!(line(&settings), format!("{begin} for CUDA 13\n"));
+    settings.cuda = Cuda::V12;
+    assert_eq!(line(&settings), format!("{begin}-cu12 for CUDA 12\n"));
 }
 
 #[test]

@@ -6,6 +6,7 @@ use harness_gpu_settings::{calls::Call, settings::AddressOrder};
 
 use crate::errors::{Frame, OutOfMemory};
 use crate::process::End;
+use crate::torch_record::Caller;
 use crate::trials::Trial;
 use crate::trials::observed::{Ending, Observed};
 
@@ -35,6 +36,7 @@ pub(crate) fn ended_well(sizes: &[u64]) -> Observed {
     Observed {
         ending: Ending::By(End::Code(0)),
         processes: 1,
+        caller: Caller::Torch,
         peak_reserved: peak,
         peak_allocated: Some(peak),
         allocated_at_end: Some(Bytes::mib(10)),

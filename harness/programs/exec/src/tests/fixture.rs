@@ -41,7 +41,7 @@ pub(crate) fn setup(folder: &Path, stubs: &[&str], libc: (u32, u32)) -> Setup {
         program,
         uses_cuda: true,
         cuda: Cuda::V13,
-        doubt: None,
+        warnings: Vec::new(),
         libraries: Libraries {
             folder: folder.to_owned(),
             core: CORE.to_owned(),

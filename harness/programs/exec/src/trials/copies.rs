@@ -164,7 +164,7 @@ fn offer(
         }
         if started.has_ended() || give_up(started.age()) {
             return Ok(State::Refused(Some(
-                "ends before torch uses the GPU".to_owned(),
+                "ends before it uses the GPU".to_owned(),
             )));
         }
         thread::sleep(Duration::from_millis(5));

@@ -2,7 +2,9 @@
 //! without failures shows first whether the program is deterministic.
 //!
 //! After one failed attempt PyTorch releases its cache and retries. So an OutOfMemoryError takes
-//! two failures in a row: attempts n and n + 1.
+//! two failures in a row: attempts n and n + 1. Other libraries request less, or try again more
+//! often, so attempts fail until the library raises its error. A program that calls CUDA itself
+//! gets each failure.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -17,6 +19,7 @@ use super::observed::{Ending, Observed};
 use super::part::Part;
 use super::which::{Which, spread};
 use super::{Program, Trial};
+use crate::torch_record::Caller;
 use crate::{errors::Frame, process::End, timeline::Timeline};
 
 /// Attempts that also fail alone by default: enough to show that PyTorch's retry works.
@@ -46,6 +49,9 @@ pub enum Expectation {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct FaultReport {
     pub first: First,
+    /// What raises the out of memory errors.
+    #[serde(default)]
+    pub caller: Caller,
     /// The second run without failures, and what differs, if it does: then memory is compared with
     /// both runs.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -215,6 +221,8 @@ pub fn every_fault<E: Send>(program: &Program<'_, E>, plan: Plan) -> Result<Faul
             .filter(|_| is_comparable)
             .map(|(_, again)| again),
     };
+    let has_end = program.trial.addresses.is_some();
+    let in_a_row = |place: &Place| place.in_a_row(&first.caller, has_end);
     let trial = |place: &Place, count| Trial {
         faults: vec![place.failing(count)],
         faulty_device: place.rank,
@@ -222,7 +230,7 @@ pub fn every_fault<E: Send>(program: &Program<'_, E>, plan: Plan) -> Result<Faul
     };
     let trials: Vec<Trial> = chosen
         .iter()
-        .map(|place| trial(place, place.in_a_row()))
+        .map(|place| trial(place, in_a_row(place)))
         .chain(alone.iter().map(|place| trial(place, 1)))
         .collect();
     let mut runs = program.run(&trials)?;
@@ -235,7 +243,7 @@ pub fn every_fault<E: Send>(program: &Program<'_, E>, plan: Plan) -> Result<Faul
     let mut cases: Vec<Case> = chosen
         .iter()
         .zip(runs)
-        .filter_map(|(place, run)| Some(clean.case(place, &run?)))
+        .filter_map(|(place, run)| Some(clean.case(place, in_a_row(place), &run?)))
         .collect();
     for (place, run) in alone.iter().zip(lone_runs) {
         if let (Some(run), Some(case)) = (
@@ -256,6 +264,7 @@ pub fn every_fault<E: Send>(program: &Program<'_, E>, plan: Plan) -> Result<Faul
     });
     Ok(FaultReport {
         first: First::new(first),
+        caller: first.caller.clone(),
         second,
         chosen: described,
         cases,
@@ -340,9 +349,17 @@ impl Place {
         }
     }
 
-    /// The failures that PyTorch does not survive by itself. It does not retry calls of libraries.
-    const fn in_a_row(&self) -> u64 {
-        if self.call.is_some() { 1 } else { 2 }
+    /// The failures that the caller does not survive by itself. Nothing retries calls of libraries.
+    /// On a simulated GPU, failures can end with the error.
+    const fn in_a_row(&self, caller: &Caller, has_end: bool) -> u64 {
+        match caller {
+            _ if self.call.is_some() => 1,
+            Caller::Library {
+                shows_errors: true, ..
+            } if has_end => Fault::UNTIL_ERROR,
+            Caller::Torch | Caller::Library { .. } => 2,
+            Caller::Program => 1,
+        }
     }
 }
 
@@ -471,9 +488,9 @@ struct Clean<'a> {
 }
 
 impl Clean<'_> {
-    fn case(&self, place: &Place, run: &Observed) -> Case {
+    fn case(&self, place: &Place, in_a_row: u64, run: &Observed) -> Case {
         let (fault, first, run) = (
-            &place.failing(place.in_a_row()),
+            &place.failing(in_a_row),
             &self.first.of_rank(place.rank),
             &run.of_rank(place.rank),
         );
@@ -533,7 +550,7 @@ impl Clean<'_> {
             more_at_peak: self
                 .interval(|run| Some(run.peak_reserved))
                 .map_or(0, |clean| difference(run.peak_reserved, clean)),
-            next_size: size_of(run, failed - 1 + fault.count as usize).filter(|_| !is_of_library),
+            next_size: size_of(run, failed - 1 + failures(fault, run)).filter(|_| !is_of_library),
             submitted: run.submitted,
             alone: None,
         }
@@ -582,8 +599,13 @@ fn outcome(fault: &Fault, first: &Observed, run: &Observed) -> Outcome {
     }
     match end {
         End::Signal(signal) => Outcome::Signal { signal },
-        // Nothing retries a call of a library, so the program did.
-        End::Code(_) if run.ending == first.ending && fault.call.is_some() => Outcome::Recovered,
+        // Nothing retries a call of a library, or a program's own call, so the program did.
+        End::Code(_)
+            if run.ending == first.ending
+                && (fault.call.is_some() || first.caller == Caller::Program) =>
+        {
+            Outcome::Recovered
+        }
         End::Code(_) if run.ending == first.ending && has_raised(fault, first, run) => {
             Outcome::Recovered
         }
@@ -595,6 +617,17 @@ fn outcome(fault: &Fault, first: &Observed, run: &Observed) -> Outcome {
             None if run.ended_out_of_memory => Outcome::OutOfMemory,
             None => Outcome::ExitCode { exit_code },
         },
+    }
+}
+
+/// The number of attempts that failed because of this fault, if the program made enough.
+fn failures(fault: &Fault, run: &Observed) -> usize {
+    let is_injected = |attempt: &&Attempt| attempt.outcome == attempts::Outcome::Injected;
+    if fault.count == Fault::UNTIL_ERROR {
+        let after = run.attempts.iter().skip(fault.first as usize - 1);
+        after.take_while(is_injected).count()
+    } else {
+        fault.count as usize
     }
 }
 

@@ -15,7 +15,7 @@ use crate::hang::{Hang, processes};
 use crate::machine::Machine;
 use crate::process::End;
 use crate::record::{Process, Record, SlowCalls, struck};
-use crate::torch_record::PEAK_ALLOCATED;
+use crate::torch_record::{Caller, PEAK_ALLOCATED, TorchRecord};
 
 const LAST_LINES: usize = 10;
 
@@ -32,13 +32,14 @@ pub struct Observed {
     pub ending: Ending,
     /// Number of processes that used the GPU.
     pub processes: usize,
+    pub caller: Caller,
     /// Peak bytes that one process held on one device.
     pub peak_reserved: Bytes,
     /// Peak bytes of PyTorch's allocator, or of another library's, summed over processes. `None` if
     /// a library does not publish them, as the next three figures.
     pub peak_allocated: Option<Bytes>,
     /// Bytes of the allocator at the end, summed over processes; also `None` if no process reported
-    /// them.
+    /// them. If a library does not publish them, those held from the driver.
     pub allocated_at_end: Option<Bytes>,
     pub retries: Option<u64>,
     pub ooms: Option<u64>,
@@ -189,11 +190,10 @@ impl Observed {
                     .unwrap_or_default(),
             ),
             peak_allocated: sum(PEAK_ALLOCATED).map(Bytes),
-            allocated_at_end: reports()
-                .next()
-                .and_then(|_| sum("allocated_bytes.all.current").map(Bytes)),
+            caller: record.caller(),
+            allocated_at_end: allocated_at_end(record),
             retries: sum("num_alloc_retries"),
-            ooms: sum("num_ooms"),
+            ooms: reports().map(TorchRecord::ooms).sum(),
             unreported: record.processes.iter().find_map(Process::unreported),
             driver_calls: devices().map(|device| device.mallocs + device.frees).sum(),
             submitted: record
@@ -271,7 +271,10 @@ fn attempts_of_ranks(folder: &Path, counters: &Path) -> io::Result<Vec<RankAttem
     let mut most: BTreeMap<u32, (u32, Vec<Attempt>)> = BTreeMap::new();
     for (pid, path) in numbered(counters, "", attempts::ENDING)? {
         let made = Attempt::read(&path)?;
-        let devices: BTreeSet<u32> = on_device(&made).map(|attempt| attempt.number).collect();
+        // A process may fall back to the CPU after the first failed call of a library.
+        let calls = made.iter().filter(|attempt| attempt.call.is_of_library());
+        let used = on_device(&made).chain(calls);
+        let devices: BTreeSet<u32> = used.map(|attempt| attempt.number).collect();
         let of = |device: u32, made: &[Attempt]| {
             on_device(made)
                 .filter(|attempt| attempt.number == device)
@@ -319,6 +322,24 @@ fn attempts_of_ranks(folder: &Path, counters: &Path) -> io::Result<Vec<RankAttem
         }
     };
     Ok(most.into_iter().map(rank).collect())
+}
+
+/// Sums the bytes of the allocators of all processes. A process that did not use a GPU has none.
+fn allocated_at_end(record: &Record) -> Option<Bytes> {
+    let reporting = || {
+        record
+            .processes
+            .iter()
+            .filter(|process| process.torch.is_some())
+    };
+    reporting().next()?;
+    reporting()
+        .map(|process| {
+            let known = process.torch.as_ref()?.allocated_at_end();
+            known.or_else(|| (!process.used_gpu()).then_some(0))
+        })
+        .sum::<Option<u64>>()
+        .map(Bytes)
 }
 
 fn on_device(attempts: &[Attempt]) -> impl Iterator<Item = &Attempt> {

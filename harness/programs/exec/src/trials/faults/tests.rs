@@ -662,3 +662,32 @@ fn a_run_that_could_not_use_a_port_beside_others_runs_again_alone() {
         "two runs for each case, and one again"
     );
 }
+
+#[test]
+fn failures_last_as_long_as_the_caller_retries() {
+    let place = Place {
+        rank: None,
+        call: None,
+        attempt: 2,
+        size: Bytes::mib(20),
+    };
+    let library = |shows_errors| Caller::Library {
+        name: "JAX".to_owned(),
+        shows_errors,
+    };
+    assert_eq!(place.in_a_row(&Caller::Torch, true), 2);
+    assert_eq!(place.in_a_row(&library(true), true), Fault::UNTIL_ERROR);
+    assert_eq!(place.in_a_row(&library(true), false), 2, "on a real GPU");
+    assert_eq!(
+        place.in_a_row(&library(false), true),
+        2,
+        "before Python 3.12"
+    );
+    assert_eq!(place.in_a_row(&Caller::Program, true), 1);
+    let first = Observed {
+        caller: Caller::Program,
+        ..ended_well(&[2, 20])
+    };
+    let run = ended_well(&[2, 20, 20]);
+    assert_eq!(outcome(&place.failing(1), &first, &run), Outcome::Recovered);
+}

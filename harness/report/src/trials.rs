@@ -156,10 +156,10 @@ fn sentence_of_faults(report: &FaultReport) -> String {
             .stack
             .first()
             .map_or_else(String::new, |frame| format!(" at {}", frame.short()));
-        let cause = case.call.as_ref().map_or_else(
-            || error_of(&report.caller),
-            |call| format!("failed {call}"),
-        );
+        let cause = case
+            .call
+            .as_ref()
+            .map_or_else(|| error_of(&report.caller), |call| format!("failed {call}"));
         *ends.entry((&case.outcome, cause, place)).or_default() += 1;
     }
     if hanging > 0 {

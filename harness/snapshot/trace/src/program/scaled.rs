@@ -25,8 +25,8 @@ impl Scaled {
         self.recordings.is_empty()
     }
 
-    /// Returns the recordings of another GPU, whose constant workspaces differ: each size changes by
-    /// as much as in this recording of that GPU.
+    /// Returns the recordings of another GPU, whose constant workspaces differ: each size changes
+    /// by as much as in this recording of that GPU.
     #[must_use]
     pub fn shifted(&self, value: u64, recording: RecordedProgram) -> Self {
         let mut shifted = Self::default();

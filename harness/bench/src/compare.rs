@@ -26,7 +26,7 @@ use std::collections::BTreeMap;
 use crate::history::change_points;
 use crate::inference::{Estimate, centre};
 use crate::record::{
-    Basis, BenchRun, Change, ChangeFigures, Comparison, Entry, EntryName, Machine, Measured,
+    Basis, BenchComparison, BenchRun, Change, ChangeFigures, Entry, EntryName, Machine, Measured,
     NOT_IN_TURN, Outcome, Quantity, SuiteRecord, Verdict,
 };
 
@@ -39,7 +39,7 @@ pub fn compare(
     run: &BenchRun,
     earlier: &[&BenchRun],
     base: Option<&BenchRun>,
-) -> Option<Comparison> {
+) -> Option<BenchComparison> {
     let mut before: Vec<&BenchRun> = earlier
         .iter()
         .copied()
@@ -91,7 +91,7 @@ pub fn compare(
         .rev()
         .copied()
         .filter(|other| other.machine.is_same_host(&run.machine));
-    Some(Comparison {
+    Some(BenchComparison {
         machine: last.map_or_else(Vec::new, |last| last.machine.differences(&run.machine)),
         contended_runs: std::iter::once(run)
             .chain(same_host)
@@ -486,7 +486,7 @@ impl Machine {
 
 /// Important changes first: broken, worse, better, fixed; then by the end of the interval nearer to
 /// no change.
-pub fn by_importance(comparison: &Comparison) -> Vec<&Change> {
+pub fn by_importance(comparison: &BenchComparison) -> Vec<&Change> {
     const ORDER: [Verdict; 4] = [
         Verdict::Broken,
         Verdict::Worse,

@@ -6,14 +6,14 @@ use super::execute::{Processes, Progress, Terms, cases_of, run_suite};
 use super::{clock::Stopwatch, provider::DeviceProvider, record::SuiteRecord, suite::Suite};
 
 #[derive(Clone, Debug)]
-pub struct Plan {
+pub struct BenchPlan {
     /// All suites, headline suites first; those without a case in the shard are skipped.
     pub suites: Vec<Suite>,
     /// The budget is for all suites together.
     pub terms: Terms,
 }
 
-impl Plan {
+impl BenchPlan {
     pub fn suites(&self) -> Vec<&Suite> {
         let mut suites: Vec<&Suite> = self
             .suites

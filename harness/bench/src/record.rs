@@ -46,7 +46,7 @@ pub struct BenchRun {
     pub gate: Gate,
     pub suites: Vec<SuiteRecord>,
     /// The comparison made when the run ended.
-    pub comparison: Option<Comparison>,
+    pub comparison: Option<BenchComparison>,
 }
 
 impl BenchRun {
@@ -429,7 +429,7 @@ pub struct EntrySummary {
 }
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Comparison {
+pub struct BenchComparison {
     pub basis: Basis,
     /// Differences of the machine from that of the other run. They are shown; the runs are compared
     /// anyway.

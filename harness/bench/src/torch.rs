@@ -107,7 +107,7 @@ pub struct Torches {
     /// The interpreter and the CUDA ordinal; or why PyTorch is missing.
     place: Result<(String, u32), String>,
     /// By settings, with the number of starts.
-    running: BTreeMap<String, (Result<Torch, String>, u32)>,
+    running: BTreeMap<String, (Result<TorchProcess, String>, u32)>,
 }
 
 impl Torches {
@@ -127,9 +127,9 @@ impl Torches {
 
     /// PyTorch with these settings, in the form of `PYTORCH_ALLOC_CONF`. Starts it if it is not
     /// running, which takes seconds. The error says why it cannot be measured here.
-    pub fn with(&mut self, settings: &str) -> Result<&mut Torch, String> {
+    pub fn with(&mut self, settings: &str) -> Result<&mut TorchProcess, String> {
         let (python, ordinal) = self.place.as_ref().map_err(String::clone)?;
-        let start = || Torch::start(python, *ordinal, settings);
+        let start = || TorchProcess::start(python, *ordinal, settings);
         let (torch, starts) = self
             .running
             .entry(settings.to_owned())
@@ -147,12 +147,12 @@ impl Torches {
 
 /// A running PyTorch. It ends when its standard input closes, even if this program is killed.
 #[derive(Debug)]
-pub struct Torch {
+pub struct TorchProcess {
     process: ChildProcess,
     traces: BTreeSet<String>,
 }
 
-impl Torch {
+impl TorchProcess {
     fn start(python: &str, ordinal: u32, settings: &str) -> Result<Self, String> {
         let arguments = [
             "-u".to_owned(),

@@ -8,7 +8,7 @@ use harness_base::words::count;
 use harness_explain::advise::{Advice, is_complete};
 use harness_explain::causes;
 use harness_explain::fidelity::Fidelity;
-use harness_explain::grid::{Configuration, Ending, EndingRecord, Grid, NotTried, UNLIMITED};
+use harness_explain::grid::{Configuration, Ending, EndingRecord, Grid, UNLIMITED, UntriedChange};
 use harness_explain::program_advice::{self, ProgramAdvice, Unchanged};
 use harness_report::advice;
 use harness_report::text::Detail;
@@ -102,7 +102,7 @@ struct Document<'a> {
     program: Option<Vec<String>>,
     configurations: Vec<EndingRecord>,
     #[serde(skip_serializing_if = "<[_]>::is_empty")]
-    not_tried: &'a [NotTried],
+    not_tried: &'a [UntriedChange],
     #[serde(skip_serializing_if = "Option::is_none")]
     verified: Option<&'a Verified>,
 }
@@ -128,7 +128,7 @@ struct Results<'a> {
     program: &'a Recovered,
     memory: Option<Bytes>,
     endings: Vec<Ending>,
-    not_tried: Vec<NotTried>,
+    not_tried: Vec<UntriedChange>,
     in_program: InProgram,
     /// The headline of the explanation: with the recorded settings, the cause of the failure on
     /// this memory.

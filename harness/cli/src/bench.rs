@@ -12,7 +12,9 @@ use harness_bench::gate::{self, Scope};
 use harness_bench::record::{Accepted, BenchRun, Build, Shard};
 use harness_bench::store::{self, Runs, Saved};
 use harness_bench::torch::{Torches, torch_arms};
-use harness_bench::{compare, machine::Monitor, plan::Plan, provider::SharedDevice, suite::Suite};
+use harness_bench::{
+    compare, machine::Monitor, plan::BenchPlan, provider::SharedDevice, suite::Suite,
+};
 
 use harness_devices::DeviceSource;
 use harness_report::{bench as report, junit};
@@ -130,11 +132,8 @@ impl Bench {
         let source = self.device_source()?;
         let pinned = self.pinned()?;
         let accepted_suites = pinned.as_ref().map_or(&[][..], |build| &build.suites);
-        let scope = Scope {
-            is_whole: self.suites.is_empty(),
-            shard: self.shard,
-        };
-        let gate = gate::apply(&mut suites, accepted_suites, scope);
+        let (is_whole, shard) = (self.suites.is_empty(), self.shard);
+        let gate = gate::apply(&mut suites, accepted_suites, Scope { is_whole, shard });
         let terms = Terms {
             seed: self.seed,
             budget: self.budget,
@@ -142,7 +141,7 @@ impl Bench {
             interrupt: interrupt.clone(),
             turns: Turns::default(),
         };
-        let mut plan = Plan { suites, terms };
+        let mut plan = BenchPlan { suites, terms };
         let mut device = source.open()?;
         let (builds, accepted) = self.builds(&source, pinned.map(|build| build.commit))?;
         let machine = harness_bench::machine::machine(&*device, built::COMPILER);
@@ -152,7 +151,7 @@ impl Bench {
             shard: self.shard,
             build: built::build(),
             accepted,
-            is_whole: scope.is_whole,
+            is_whole,
             gate,
             ..BenchRun::new(utc(SystemTime::now()), machine)
         };
@@ -322,7 +321,7 @@ impl Bench {
 
     /// Starts PyTorch with all settings of the suites before the first measurement. Prints once why
     /// one is missing.
-    fn torches(&self, plan: &Plan, source: &DeviceSource) -> Option<Torches> {
+    fn torches(&self, plan: &BenchPlan, source: &DeviceSource) -> Option<Torches> {
         let mut torches = match (self.torch.as_str(), source.cuda_ordinal()) {
             ("never", _) | ("auto", None) => return None,
             ("auto", Some(ordinal)) => Torches::new("python3", ordinal),

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use clap::Args;
-use harness_explain::categories::Rule;
+use harness_explain::categories::CategoryRule;
 use harness_language::error::FileError;
 use harness_language::yaml::{self, Language};
 use serde::Deserialize;
@@ -39,11 +39,11 @@ pub(crate) struct CategoryOptions {
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Wire {
-    categories: Vec<Rule>,
+    categories: Vec<CategoryRule>,
 }
 
 impl CategoryOptions {
-    pub(crate) fn rules(&self) -> Result<Vec<Rule>, CliError> {
+    pub(crate) fn rules(&self) -> Result<Vec<CategoryRule>, CliError> {
         let Some(path) = &self.categories else {
             return Ok(Vec::new());
         };

@@ -15,7 +15,7 @@ use harness_allocator::units::Bytes;
 use harness_base::shell;
 use harness_cuda::machine::DeviceFound;
 use harness_devices::DeviceChoice;
-use harness_exec::launch::{Ended, Launch, Prepared};
+use harness_exec::launch::{EndedProgram, Launch, Prepared};
 use harness_exec::trials::{faults, runner::RunnerError};
 use harness_exec::{
     host_memory,
@@ -25,7 +25,7 @@ use harness_exec::{
     setup,
     setup::Setup,
     summary,
-    timeline::Timeline,
+    timeline::ProgramTimeline,
     torch,
 };
 use harness_explain::causes::{self, Options};
@@ -38,7 +38,7 @@ use harness_gpu_settings::{
     workspaces::HEADER,
 };
 use harness_report::explain::text;
-use harness_report::program::{self, Program, REQUIRE_GPU};
+use harness_report::program::{self, ProgramReport, REQUIRE_GPU};
 
 use self::baseline::Comparison;
 use super::error::{CliError, Failures};
@@ -441,7 +441,7 @@ impl Exec {
         &self,
         record: &Record,
         machine: &Machine,
-        run: impl FnOnce(&Machine) -> Result<(Ended, Record), Failures>,
+        run: impl FnOnce(&Machine) -> Result<(EndedProgram, Record), Failures>,
     ) -> Result<Option<HostAhead>, Failures> {
         let waits = record.waits_of_frees();
         let Machine::Simulated(settings) = machine else {
@@ -461,7 +461,11 @@ impl Exec {
         }))
     }
 
-    fn run_once(&self, prepared: Prepared, machine: &Machine) -> Result<(Ended, Record), Failures> {
+    fn run_once(
+        &self,
+        prepared: Prepared,
+        machine: &Machine,
+    ) -> Result<(EndedProgram, Record), Failures> {
         let ended = prepared.run(self.many.report().is_some())?;
         let mut record =
             Record::read(ended.folder(), ended.end, machine).map_err(RunnerError::Lost)?;
@@ -552,7 +556,7 @@ impl Exec {
     /// Prints and writes the results. `differences` compares them with the baseline.
     fn finish(
         &self,
-        ended: &Ended,
+        ended: &EndedProgram,
         record: &Record,
         machine: &Machine,
         gpu: Option<&str>,
@@ -581,7 +585,7 @@ impl Exec {
         let missed = self.not_reached(record, timelines);
         let command = &shown(&self.command);
         let again = &self.again(machine, command);
-        self.report(&Program {
+        self.report(&ProgramReport {
             command,
             again,
             machine,
@@ -596,7 +600,7 @@ impl Exec {
 
     /// The first `--fail` or `--latency` option without effect, or the requirement of a GPU that is
     /// not met.
-    fn not_reached(&self, record: &Record, timelines: &[Timeline]) -> Option<String> {
+    fn not_reached(&self, record: &Record, timelines: &[ProgramTimeline]) -> Option<String> {
         let fault =
             faults::not_reached(&self.fail, timelines).map(|fault| format!("--fail {fault}"));
         let latency = || {
@@ -700,7 +704,7 @@ impl Exec {
         }))
     }
 
-    fn report(&self, run: &Program<'_>) -> Result<(), CliError> {
+    fn report(&self, run: &ProgramReport<'_>) -> Result<(), CliError> {
         if let Some(path) = &self.junit {
             terminal::save(path, program::junit(run))?;
         }
@@ -770,7 +774,7 @@ impl Exec {
     fn keep_snapshots(
         &self,
         path: &Path,
-        ended: &Ended,
+        ended: &EndedProgram,
         record: &Record,
         memory: Bytes,
     ) -> Result<(), CliError> {
@@ -845,7 +849,7 @@ pub(crate) fn write_report(
 
 /// The program's exit code, or 1 if the program ended with 0 but an option had no effect or the run
 /// differs from its baseline.
-fn exit_code(ended: &Ended, not_reached: Option<&str>, differs: bool) -> ExitCode {
+fn exit_code(ended: &EndedProgram, not_reached: Option<&str>, differs: bool) -> ExitCode {
     match not_reached {
         Some(REQUIRE_GPU) => terminal::message(format_args!(
             "`{REQUIRE_GPU}` is not met: no process requested memory of a GPU"

@@ -2,9 +2,9 @@ use std::path::{Path, PathBuf};
 
 use clap::{Args, ValueEnum};
 use harness_allocator::{allocator::caching::TorchVersion, units::Bytes};
-use harness_explain::categories::Rule;
+use harness_explain::categories::CategoryRule;
 use harness_explain::causes::{self, ExplainError, Explanation, Options};
-use harness_explain::ranks::{self, Difference, Rank};
+use harness_explain::ranks::{self, ExplainedRank, RankDifference};
 use harness_explain::state::At;
 use harness_report::explain::html::{self, PageData, RankData};
 use harness_report::explain::{json, markdown, text};
@@ -163,7 +163,7 @@ impl Explain {
         &self,
         path: &Path,
         snapshot: &Snapshot,
-        rules: &[Rule],
+        rules: &[CategoryRule],
     ) -> Result<Vec<Explained>, CliError> {
         let options = Options {
             memory: self.memory,
@@ -206,9 +206,9 @@ impl Explain {
             None => (terminal::style(), terminal::width_of_output()),
         };
         let named = (first.name.as_str(), &first.explanation);
-        let ranks: Vec<Rank<'_>> = explained
+        let ranks: Vec<ExplainedRank<'_>> = explained
             .iter()
-            .map(|one| Rank {
+            .map(|one| ExplainedRank {
                 name: &one.name,
                 explanation: &one.explanation,
             })
@@ -222,13 +222,13 @@ impl Explain {
             Format::Json => {
                 let documents = ranks
                     .iter()
-                    .map(|rank| json::Document::new(rank.name, rank.explanation));
+                    .map(|rank| json::ExplainDocument::new(rank.name, rank.explanation));
                 match &overview {
                     Some(overview) => terminal::json(&json::Documents {
                         overview,
                         snapshots: documents.collect(),
                     })?,
-                    None => terminal::json(&json::Document::new(named.0, named.1))?,
+                    None => terminal::json(&json::ExplainDocument::new(named.0, named.1))?,
                 }
             }
             Format::Markdown => {
@@ -245,7 +245,7 @@ impl Explain {
                 let differences = overview
                     .iter()
                     .flat_map(|overview| &overview.differences)
-                    .map(Difference::sentence)
+                    .map(RankDifference::sentence)
                     .collect();
                 html::page(&PageData::new(
                     title,

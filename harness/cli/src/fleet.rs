@@ -15,8 +15,8 @@ use harness_allocator::hash::fnv1a;
 use harness_allocator::units::Bytes;
 use harness_base::parallel::{in_parallel, on_one_core};
 use harness_base::{files::slug, shard::Shard, words::count};
-use harness_explain::fleet::{Analysis, Outcome, Row};
-use harness_report::fleet::{Summary, html, render};
+use harness_explain::fleet::{Analysis, FleetOutcome, Row};
+use harness_report::fleet::{FleetSummary, html, render};
 
 use self::cloud::Cloud;
 use self::rows::{Journal, Table};
@@ -179,7 +179,7 @@ impl Fleet {
             interrupted,
         );
         // Ctrl-C ends the reading of a file, so its row is none.
-        (!interrupted.load(Ordering::Relaxed) || row.analysis.outcome != Outcome::Unreadable)
+        (!interrupted.load(Ordering::Relaxed) || row.analysis.outcome != FleetOutcome::Unreadable)
             .then_some(row)
     }
 }
@@ -205,7 +205,7 @@ impl Output {
         interrupted: &AtomicBool,
     ) -> Result<Exit, Failures> {
         let Table { rows, memory, .. } = table;
-        let summary = Summary::of(rows);
+        let summary = FleetSummary::of(rows);
         terminal::save(&rows::path(&self.out), table.document()?)?;
         let links = if self.pages {
             self.explain(rows, *memory, places, interrupted)
@@ -268,7 +268,7 @@ impl Output {
         let mut jobs: BTreeMap<&str, Vec<PathBuf>> = BTreeMap::new();
         for row in rows
             .iter()
-            .filter(|row| row.analysis.outcome != Outcome::Unreadable)
+            .filter(|row| row.analysis.outcome != FleetOutcome::Unreadable)
         {
             jobs.entry(&row.job)
                 .or_default()

@@ -12,7 +12,7 @@ use harness_explain::sites::Sites;
 use harness_language::text::exact_size;
 use harness_record::RunRecord;
 use harness_scenario::{Scenario, Settings, Trace};
-use harness_trace::program::{Placement, RecordedProgram, Setup};
+use harness_trace::program::{Placement, RecordedProgram, ReplaySetup};
 use harness_trace::snapshot::Snapshot;
 
 use super::error::{CliError, Failures};
@@ -225,7 +225,7 @@ impl Program {
 /// The memory that a program reserves on a device without a limit.
 fn reserved(path: &Path, job: &RecordedProgram) -> Result<Bytes, CliError> {
     // Scenarios run on a device with rising addresses.
-    let setup = Setup {
+    let setup = ReplaySetup {
         memory: UNLIMITED,
         placement: Placement::InOrder(AddressOrder::Up),
         ..job.recorded_setup()

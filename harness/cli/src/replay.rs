@@ -13,7 +13,7 @@ use harness_allocator::device::sim::{AddressOrder, SimConfig};
 use harness_allocator::{stats::MemoryStats, units::Bytes};
 use harness_base::{excerpt::shortened, files, packed, parallel::in_parallel, words::count};
 use harness_trace::execute::PrepareError;
-use harness_trace::replay::{self, Comparison, Front, RecordingError, ReplayError};
+use harness_trace::replay::{self, Front, RecordingError, ReplayComparison, ReplayError};
 use harness_trace::replay_bench::{self, BenchResult};
 use harness_trace::trace::{self, TraceError, TraceEvent};
 
@@ -389,10 +389,10 @@ struct Counts {
 
 impl Counts {
     /// Counts a result and describes it, in one line unless there is a difference.
-    fn add(&mut self, path: &Path, verified: Result<Comparison, RecordingError>) -> String {
+    fn add(&mut self, path: &Path, verified: Result<ReplayComparison, RecordingError>) -> String {
         let path = path.display();
         match verified {
-            Ok(Comparison {
+            Ok(ReplayComparison {
                 operations,
                 difference,
             }) => {

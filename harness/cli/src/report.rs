@@ -5,7 +5,7 @@ use std::time::SystemTime;
 use clap::{Args, Subcommand};
 use harness_base::{date::Date, shard};
 use harness_bench::accepted::{self, AcceptedBuild};
-use harness_bench::record::{Change, Comparison, Counts};
+use harness_bench::record::{BenchComparison, Change, Counts};
 use harness_bench::{compare, gate, merge, store, suite::Suite};
 use harness_exec::trials::merge as parts;
 use harness_report::trials::{Trials, text};
@@ -140,7 +140,7 @@ impl Compare {
 struct Document<'a> {
     counts: &'a Counts,
     most_important: Vec<&'a Change>,
-    comparison: Option<&'a Comparison>,
+    comparison: Option<&'a BenchComparison>,
 }
 
 /// Accept a build. Later runs are compared with it side by side, until another build is accepted.

@@ -17,7 +17,7 @@ use harness_record::Records;
 use harness_report::store::{self, Journal};
 use harness_report::text::{self, Detail};
 use harness_report::{Report, VerdictCounts, github, json, junit};
-use harness_run::session::{End, Plan, Selection, Sinks, supervise};
+use harness_run::session::{Plan, Selection, Sinks, SupervisedEnd, supervise};
 use harness_scenario::Scenario;
 
 use self::faults::{FaultOptions, Shown};
@@ -226,9 +226,9 @@ impl Run {
         });
         bar.finish_and_clear();
         let is_stuck = match end {
-            End::Done => false,
-            End::Device(error) => return device_failed(error, observer.log, &interrupt),
-            End::Stuck(overrun) => {
+            SupervisedEnd::Done => false,
+            SupervisedEnd::Device(error) => return device_failed(error, observer.log, &interrupt),
+            SupervisedEnd::Stuck(overrun) => {
                 terminal::message(format_args!(
                     "gave up: {}: {}; no further scenario is run",
                     overrun.phase,

@@ -13,7 +13,7 @@ use harness_explain::plain::{PendingFrees, plain};
 use harness_explain::sites::Sites;
 use harness_language::{text::exact_size, yaml};
 use harness_record::causes;
-use harness_reduce::Progress;
+use harness_reduce::ReductionProgress;
 use harness_reduce::scenario::{self, ReduceError};
 use harness_reduce::trace::{self as shrink, Case, Goal, Shrunk};
 use harness_scenario::{SCENARIO, Scenario, choices};
@@ -227,11 +227,11 @@ impl Shrink {
     fn watched<T>(
         &self,
         noun: &str,
-        act: impl FnOnce(&mut dyn FnMut(&Progress) -> ControlFlow<()>) -> T,
+        act: impl FnOnce(&mut dyn FnMut(&ReductionProgress) -> ControlFlow<()>) -> T,
     ) -> Result<T, CliError> {
         let bar = terminal::progress(true, "{spinner} {elapsed} {wide_msg}", None);
         let (began, interrupt) = (Instant::now(), interrupt::watch(|| {})?);
-        let mut watch = |progress: &Progress| {
+        let mut watch = |progress: &ReductionProgress| {
             bar.set_message(format!(
                 "{}, {}, {}",
                 count(progress.operations, noun),
@@ -386,7 +386,7 @@ impl Shrink {
             self.file.file_name().unwrap_or_default().to_string_lossy()
         );
         if matches!(shrunk.failure, shrink::Failure::Violates(_)) {
-            let go_on = &mut |_: &Progress| ControlFlow::Continue(());
+            let go_on = &mut |_: &ReductionProgress| ControlFlow::Continue(());
             return match shrink::scenario_of_violation(
                 shrunk,
                 &origin,

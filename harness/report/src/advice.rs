@@ -3,9 +3,9 @@ use std::ptr;
 
 use harness_allocator::units::{Bytes, Nanos};
 use harness_base::words::count;
-use harness_explain::advise::{Advice, Verdict};
+use harness_explain::advise::{Advice, AdviceVerdict};
 use harness_explain::fidelity::Fidelity;
-use harness_explain::grid::{Ending, NotTried};
+use harness_explain::grid::{Ending, UntriedChange};
 
 use super::text::Detail;
 use super::{terminal, words::Grid};
@@ -20,7 +20,7 @@ const BRIEF: usize = 3;
 pub fn render(
     advice: &Advice<'_>,
     headline: Option<&str>,
-    (endings, not_tried): (&[Ending], &[NotTried]),
+    (endings, not_tried): (&[Ending], &[UntriedChange]),
     memory: Option<Bytes>,
     fidelity: Option<&Fidelity>,
     in_program: &[String],
@@ -88,7 +88,7 @@ fn rest(hidden: usize, what: &str) -> String {
 }
 
 pub fn endings(
-    (endings, not_tried): (&[Ending], &[NotTried]),
+    (endings, not_tried): (&[Ending], &[UntriedChange]),
     fidelity: Option<&Fidelity>,
     is_complete: bool,
 ) -> String {
@@ -106,19 +106,19 @@ pub fn first_sentence(advice: &Advice<'_>, memory: Option<Bytes>) -> String {
         " past the point where the recording ends"
     };
     match &advice.verdict {
-        Verdict::Fits(best) if best.configuration.name.is_empty() => {
+        AdviceVerdict::Fits(best) if best.configuration.name.is_empty() => {
             format!(
                 "It runs{past} in {device} without any settings: {} is the cause.\n\n{}",
                 named(advice.own),
                 price(advice.own, best)
             )
         }
-        Verdict::Fits(best) => format!(
+        AdviceVerdict::Fits(best) => format!(
             "It runs{past} in {device} with\n\n  PYTORCH_CUDA_ALLOC_CONF={}\n\n{}",
             best.configuration.name,
             price(advice.own, best)
         ),
-        Verdict::Saves(best) => format!(
+        AdviceVerdict::Saves(best) => format!(
             "It fits without a change; it runs{past} in {} instead of {} with\n\n  \
              PYTORCH_CUDA_ALLOC_CONF={}\n\n{}",
             least(best),
@@ -126,7 +126,7 @@ pub fn first_sentence(advice: &Advice<'_>, memory: Option<Bytes>) -> String {
             best.configuration.name,
             price(advice.own, best)
         ),
-        Verdict::Fine => {
+        AdviceVerdict::Fine => {
             let (needs, reserves) = (
                 least(advice.own),
                 Bytes(advice.own.replayed.stats.reserved_bytes.all.peak),
@@ -146,7 +146,7 @@ pub fn first_sentence(advice: &Advice<'_>, memory: Option<Bytes>) -> String {
                 ),
             }
         }
-        Verdict::Nothing { needed, closest } => {
+        AdviceVerdict::Nothing { needed, closest } => {
             let closest = closest.map_or_else(String::new, |closest| {
                 let more =
                     memory.map_or(Bytes::ZERO, |memory| least(closest).saturating_sub(memory));
@@ -205,7 +205,7 @@ fn backing(fidelity: Option<&Fidelity>, is_complete: bool) -> String {
 }
 
 /// One line per outcome: configurations with the same figures share a line.
-fn table<'a>(endings: impl Iterator<Item = &'a Ending>, not_tried: &[NotTried]) -> String {
+fn table<'a>(endings: impl Iterator<Item = &'a Ending>, not_tried: &[UntriedChange]) -> String {
     let heads = [
         "settings",
         "ends",
@@ -237,7 +237,7 @@ fn table<'a>(endings: impl Iterator<Item = &'a Ending>, not_tried: &[NotTried]) 
     if has_groups {
         text += "Others have the same figures; `--format json` lists each.\n";
     }
-    for NotTried { conf, why } in not_tried {
+    for UntriedChange { conf, why } in not_tried {
         let _ = writeln!(text, "not tried: {conf}: {why}");
     }
     text

@@ -5,8 +5,8 @@ use std::collections::BTreeMap;
 use harness_allocator::units::Bytes;
 use harness_base::words::count;
 use harness_exec::record::{Process, Record};
-use harness_exec::torch_record::Engine;
-use harness_exec::{machine::Machine, process, summary, timeline::Timeline};
+use harness_exec::torch_record::InferenceEngine;
+use harness_exec::{machine::Machine, process, summary, timeline::ProgramTimeline};
 use harness_gpu_settings::attempts::{Attempt, Outcome};
 use harness_gpu_settings::limits::Limits;
 use harness_gpu_settings::settings::{CudnnWorkspace, Settings, Values};
@@ -21,7 +21,7 @@ const MOST_CURVES: usize = 8;
 const MOST_ERRORS: usize = 16;
 
 #[derive(Clone, Copy, Debug)]
-pub struct Program<'a> {
+pub struct ProgramReport<'a> {
     /// The command, quoted for a shell.
     pub command: &'a str,
     pub again: &'a str,
@@ -29,7 +29,7 @@ pub struct Program<'a> {
     pub gpu: Option<&'a str>,
     pub record: &'a Record,
     /// Calls of the processes, in order.
-    pub timelines: &'a [Timeline],
+    pub timelines: &'a [ProgramTimeline],
     /// An injected failure or latency that matched no call, or [`REQUIRE_GPU`], as its command-line
     /// option.
     pub missed: Option<&'a str>,
@@ -40,7 +40,7 @@ pub struct Program<'a> {
 /// The option that the program misses if it requests no memory of a GPU.
 pub const REQUIRE_GPU: &str = "--require-gpu";
 
-impl Program<'_> {
+impl ProgramReport<'_> {
     fn is_bad(&self) -> bool {
         self.record.exit_code != 0 || self.missed.is_some() || !self.differences.is_empty()
     }
@@ -117,7 +117,7 @@ impl Program<'_> {
     }
 }
 
-pub fn picture(program: &Program<'_>) -> Option<String> {
+pub fn picture(program: &ProgramReport<'_>) -> Option<String> {
     let mut curves = Vec::new();
     for process in program.used() {
         let Some(timeline) = program
@@ -152,7 +152,7 @@ const fn clock(machine: &Machine) -> Clock {
     }
 }
 
-pub fn markdown(program: &Program<'_>, picture: Option<&str>) -> String {
+pub fn markdown(program: &ProgramReport<'_>, picture: Option<&str>) -> String {
     let mut page = Page::default();
     page.block(format!("# {}", prose(program.command)));
     page.block(format!("**{}**", prose(&program.sentence())));
@@ -218,7 +218,7 @@ pub fn markdown(program: &Program<'_>, picture: Option<&str>) -> String {
 }
 
 /// Adds how an inference engine divides the memory in each of its workers.
-fn add_engines(page: &mut Page, program: &Program<'_>) {
+fn add_engines(page: &mut Page, program: &ProgramReport<'_>) {
     let engines: Vec<_> = program
         .used()
         .filter_map(|process| Some((process, process.torch.as_ref()?.engine.as_ref()?)))
@@ -229,7 +229,7 @@ fn add_engines(page: &mut Page, program: &Program<'_>) {
         let heads = ["process"]
             .into_iter()
             .chain(parts.iter().map(|(name, _)| *name));
-        let row = |(process, engine): &(&Process, &Engine)| -> Vec<String> {
+        let row = |(process, engine): &(&Process, &InferenceEngine)| -> Vec<String> {
             [named(process)]
                 .into_iter()
                 .chain(engine.parts().into_iter().map(|(_, amount)| amount))
@@ -250,7 +250,7 @@ fn named(process: &Process) -> String {
 /// Follows a figure that may depend on values that nothing has computed.
 const UNSURE: &str = "†";
 
-fn processes(program: &Program<'_>) -> Grid {
+fn processes(program: &ProgramReport<'_>) -> Grid {
     let heads = [
         "process",
         "peak reserved",
@@ -290,7 +290,7 @@ fn processes(program: &Program<'_>) -> Grid {
     Grid::new("lr", heads, program.used().map(cells)).with_columns(is_shown)
 }
 
-fn calls(program: &Program<'_>) -> Grid {
+fn calls(program: &ProgramReport<'_>) -> Grid {
     let mut counts: BTreeMap<&str, [u64; 4]> = BTreeMap::new();
     for Attempt {
         call,
@@ -334,15 +334,15 @@ fn calls(program: &Program<'_>) -> Grid {
     )
 }
 
-fn errors(program: &Program<'_>) -> Vec<String> {
+fn errors(program: &ProgramReport<'_>) -> Vec<String> {
     let several = program.timelines.len() > 1;
-    let of_process = |timeline: &Timeline| -> Vec<String> {
+    let of_process = |timeline: &ProgramTimeline| -> Vec<String> {
         let who = if several {
             format!("process {}, ", timeline.pid)
         } else {
             String::new()
         };
-        let place = |error: &harness_exec::errors::OutOfMemory| {
+        let place = |error: &harness_exec::errors::OutOfMemoryError| {
             let frames: Vec<String> = error
                 .frames
                 .iter()
@@ -365,7 +365,7 @@ fn errors(program: &Program<'_>) -> Vec<String> {
 }
 
 /// Differences from a run without the harness on a real GPU.
-fn limited(program: &Program<'_>, limits: &Limits) -> Vec<String> {
+fn limited(program: &ProgramReport<'_>, limits: &Limits) -> Vec<String> {
     let Limits {
         device,
         memory,
@@ -399,7 +399,7 @@ fn limited(program: &Program<'_>, limits: &Limits) -> Vec<String> {
     lines
 }
 
-fn models(program: &Program<'_>, settings: &Settings) -> Vec<String> {
+fn models(program: &ProgramReport<'_>, settings: &Settings) -> Vec<String> {
     let Settings {
         values,
         cudnn_workspace,
@@ -466,7 +466,7 @@ fn models(program: &Program<'_>, settings: &Settings) -> Vec<String> {
 
 /// The run as a test case. It fails if the exit code is not 0, an injected failure matched no call,
 /// or a figure differs from the baseline.
-pub fn junit(program: &Program<'_>) -> String {
+pub fn junit(program: &ProgramReport<'_>) -> String {
     let status = match program.is_bad() {
         false => TestCaseStatus::success(),
         true => {

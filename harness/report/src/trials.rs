@@ -5,10 +5,10 @@ use std::collections::BTreeMap;
 
 use harness_allocator::units::Bytes;
 use harness_exec::torch_record::Caller;
-use harness_exec::trials::faults::{Case, Expectation, FaultReport, Outcome};
+use harness_exec::trials::faults::{Expectation, FaultCase, FaultReport, Outcome};
 use harness_exec::trials::largest::LargestReport;
 use harness_exec::trials::least::LeastReport;
-use harness_exec::trials::settings::{Basis, OtherOrder, Row, SettingsReport};
+use harness_exec::trials::settings::{Basis, OtherOrder, SettingsReport, SettingsRow};
 use harness_record::FaultedRuns;
 
 use super::terminal::{Style, Text};
@@ -106,7 +106,7 @@ fn times(count: usize) -> String {
 
 fn sentence_of_faults(report: &FaultReport) -> String {
     let all = report.cases.len();
-    let well = |case: &&Case| is_well(&case.outcome);
+    let well = |case: &&FaultCase| is_well(&case.outcome);
     let recovered = report
         .cases
         .iter()
@@ -144,7 +144,7 @@ fn sentence_of_faults(report: &FaultReport) -> String {
     let mut ends: BTreeMap<(&Outcome, String, String), usize> = BTreeMap::new();
     // The table has who waits for whom.
     let hangs =
-        |case: &&Case| matches!(&case.outcome, Outcome::Hang { ranks } if !ranks.is_empty());
+        |case: &&FaultCase| matches!(&case.outcome, Outcome::Hang { ranks } if !ranks.is_empty());
     let hanging = report.cases.iter().filter(hangs).count();
     for case in report
         .cases
@@ -237,7 +237,7 @@ fn more(bytes: i64) -> String {
 
 fn grid_of_faults(report: &FaultReport, columns: Columns) -> Grid {
     let first = report.first.submitted;
-    let cells = |case: &Case| {
+    let cells = |case: &FaultCase| {
         let place = case
             .stack
             .first()
@@ -296,14 +296,14 @@ fn grid_of_faults(report: &FaultReport, columns: Columns) -> Grid {
     grid.with_columns(|head| is_shown(head) && (report.has_ranks() || head != "rank"))
 }
 
-fn attempt(case: &Case) -> String {
+fn attempt(case: &FaultCase) -> String {
     case.call.as_ref().map_or_else(
         || case.attempt.to_string(),
         |call| format!("{call} {}", case.attempt),
     )
 }
 
-fn numbered(case: &Case) -> String {
+fn numbered(case: &FaultCase) -> String {
     case.rank.map_or_else(
         || attempt(case),
         |rank| format!("{} of rank {rank}", attempt(case)),
@@ -415,7 +415,7 @@ fn note_on_less_work(report: &FaultReport) -> Option<String> {
         .as_ref()
         .map_or(u64::MAX, |second| second.figures.submitted);
     let usual = report.first.submitted.min(second);
-    let less: Vec<&Case> = report
+    let less: Vec<&FaultCase> = report
         .cases
         .iter()
         .filter(|case| is_well(&case.outcome) && case.submitted < usual)
@@ -436,7 +436,7 @@ fn note_on_less_work(report: &FaultReport) -> Option<String> {
 /// refuses it again. PyTorch rounds requests, so its sizes show nothing.
 fn note_on_same_request(report: &FaultReport) -> Option<String> {
     let is_same =
-        |case: &&Case| case.outcome == Outcome::Recovered && case.next_size == Some(case.size);
+        |case: &&FaultCase| case.outcome == Outcome::Recovered && case.next_size == Some(case.size);
     let same: Vec<String> = report.cases.iter().filter(is_same).map(numbered).collect();
     (report.caller != Caller::Torch && !same.is_empty()).then(|| {
         format!(
@@ -542,7 +542,7 @@ fn of_least(report: &LeastReport) -> Parts {
     )
 }
 
-fn named(row: &Row) -> String {
+fn named(row: &SettingsRow) -> String {
     if row.alloc_conf.is_empty() {
         "(no settings)".to_owned()
     } else {
@@ -550,7 +550,7 @@ fn named(row: &Row) -> String {
     }
 }
 
-fn row_ends(row: &Row) -> String {
+fn row_ends(row: &SettingsRow) -> String {
     match (row.exit_code, row.signal) {
         _ if row.is_hang => "hang".to_owned(),
         (_, Some(signal)) => format!("signal {signal}"),
@@ -586,7 +586,7 @@ fn sentence_of_settings(report: &SettingsReport) -> String {
 }
 
 /// The peak of reserved memory, as an interval if it depends on the order of addresses.
-fn peak_by_orders(row: &Row) -> String {
+fn peak_by_orders(row: &SettingsRow) -> String {
     let peaks = || {
         [row]
             .into_iter()

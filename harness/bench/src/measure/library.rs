@@ -6,7 +6,7 @@
 
 use std::collections::BTreeMap;
 
-use harness_allocator::allocator::library::wire::{Operation, Program};
+use harness_allocator::allocator::library::wire::{LibraryOperation, LibraryProgram};
 use harness_allocator::allocator::library::{LibraryAllocator, LibrarySpec};
 use harness_allocator::allocator::{Allocation, Request};
 use harness_allocator::device::{Clock, DeviceError, StreamId};
@@ -47,8 +47,8 @@ pub(super) fn visit(
     })
 }
 
-const fn request(slot: u32, size: Bytes) -> Operation {
-    Operation::Allocate {
+const fn request(slot: u32, size: Bytes) -> LibraryOperation {
+    LibraryOperation::Allocate {
         slot,
         size: size.0,
         stream: StreamId::DEFAULT.0,
@@ -59,10 +59,10 @@ fn fresh(library: &LibrarySpec) -> Box<LibraryAllocator> {
     Box::new(LibraryAllocator::new(library.clone()))
 }
 
-const FREE: Operation = Operation::Free { slot: 0 };
+const FREE: LibraryOperation = LibraryOperation::Free { slot: 0 };
 
 /// Runs a program and returns its time in picoseconds. Exactly the requests in `expected` may fail.
-fn time(bench: &mut Bench, program: Program, expected: &[u64]) -> Result<u64, Fault> {
+fn time(bench: &mut Bench, program: LibraryProgram, expected: &[u64]) -> Result<u64, Fault> {
     let TestBench { device, allocator } = bench;
     let timed = allocator.time(&mut **device, program)?;
     match timed
@@ -85,7 +85,7 @@ fn time(bench: &mut Bench, program: Program, expected: &[u64]) -> Result<u64, Fa
 fn samples(
     visit: &mut Visit<'_>,
     library: &LibrarySpec,
-    program: &Program,
+    program: &LibraryProgram,
 ) -> Result<Vec<Reading>, Fault> {
     let clock = visit.provider.clock();
     visit.bench_of(fresh(library), MemoryLimit::Reported, |bench, visit| {
@@ -97,10 +97,10 @@ fn samples(
 fn turns(
     bench: &mut Bench,
     visit: &mut Visit<'_>,
-    turn: &[Operation],
+    turn: &[LibraryOperation],
 ) -> Result<Vec<Reading>, Fault> {
     let clock = visit.provider.clock();
-    let program = |times| Program {
+    let program = |times| LibraryProgram {
         before: turn.to_vec(),
         timed: turn.to_vec(),
         times,
@@ -118,7 +118,7 @@ fn latency(
     case: LatencyCase,
 ) -> Result<Vec<Reading>, Fault> {
     let (clock, one) = (visit.provider.clock(), request(0, size));
-    let program = |before: &[Operation]| Program {
+    let program = |before: &[LibraryOperation]| LibraryProgram {
         before: before.to_vec(),
         timed: vec![one],
         times: 1,
@@ -137,7 +137,7 @@ fn latency(
         LatencyCase::AfterEmptyCache => samples(
             visit,
             library,
-            &program(&[one, FREE, Operation::EmptyCache]),
+            &program(&[one, FREE, LibraryOperation::EmptyCache]),
         ),
     }
 }
@@ -152,14 +152,14 @@ fn empty_cache(
     let before = slots
         .clone()
         .map(|slot| request(slot, size))
-        .chain(slots.map(|slot| Operation::Free { slot }))
+        .chain(slots.map(|slot| LibraryOperation::Free { slot }))
         .collect();
     samples(
         visit,
         library,
-        &Program {
+        &LibraryProgram {
             before,
-            timed: vec![Operation::EmptyCache],
+            timed: vec![LibraryOperation::EmptyCache],
             times: 1,
         },
     )
@@ -180,11 +180,11 @@ fn record_stream(
         let others: Vec<StreamId> = (0..streams)
             .map(|_| bench.device.create_stream())
             .collect::<Result<_, _>>()?;
-        let uses = others.iter().map(|stream| Operation::RecordStream {
+        let uses = others.iter().map(|stream| LibraryOperation::RecordStream {
             slot: 0,
             stream: stream.0,
         });
-        let turn: Vec<Operation> = [request(0, size)]
+        let turn: Vec<LibraryOperation> = [request(0, size)]
             .into_iter()
             .chain(uses)
             .chain([FREE])
@@ -207,20 +207,20 @@ fn recovery(
             fitting(bench, size, visit.memory)
         })?;
         let all = slots(fitting);
-        let before: Vec<Operation> = all.clone().map(|slot| request(slot, size)).collect();
+        let before: Vec<LibraryOperation> = all.clone().map(|slot| request(slot, size)).collect();
         let refused = request(all.end, size);
-        let frees = all.clone().map(|slot| Operation::Free { slot });
+        let frees = all.clone().map(|slot| LibraryOperation::Free { slot });
         let half = slots(fitting.div_ceil(2)).map(|slot| request(slot, size));
         let timed = [refused]
             .into_iter()
             .chain(frees)
-            .chain([Operation::EmptyCache])
+            .chain([LibraryOperation::EmptyCache])
             .chain(half)
             .collect();
         visit.bench_of(fresh(library), MemoryLimit::Enforced, |bench, _| {
             time(
                 bench,
-                Program {
+                LibraryProgram {
                     before,
                     timed,
                     times: 1,
@@ -266,7 +266,7 @@ fn trace(
                     .iter()
                     .map(|&event| executor.streams().on_device(event)),
             )?;
-            let program = Program {
+            let program = LibraryProgram {
                 before: Vec::new(),
                 timed,
                 times: 1,
@@ -286,7 +286,7 @@ fn trace(
 }
 
 /// A trace as operations of a library's process.
-fn operations(events: impl Iterator<Item = TraceEvent>) -> Result<Vec<Operation>, Fault> {
+fn operations(events: impl Iterator<Item = TraceEvent>) -> Result<Vec<LibraryOperation>, Fault> {
     let (mut slots, mut vacant, mut made): (BTreeMap<u64, u32>, Vec<u32>, u32) =
         (BTreeMap::new(), Vec::new(), 0);
     let mut operations = Vec::new();
@@ -301,7 +301,7 @@ fn operations(events: impl Iterator<Item = TraceEvent>) -> Result<Vec<Operation>
                     made - 1
                 });
                 slots.insert(id, slot);
-                operations.push(Operation::Allocate {
+                operations.push(LibraryOperation::Allocate {
                     slot,
                     size: size.0,
                     stream: stream.0,
@@ -310,20 +310,20 @@ fn operations(events: impl Iterator<Item = TraceEvent>) -> Result<Vec<Operation>
             TraceEvent::Free { id } => {
                 if let Some(slot) = slots.remove(&id) {
                     vacant.push(slot);
-                    operations.push(Operation::Free { slot });
+                    operations.push(LibraryOperation::Free { slot });
                 }
             }
             TraceEvent::RecordStream { id, stream } => {
-                operations.extend(slots.get(&id).map(|&slot| Operation::RecordStream {
+                operations.extend(slots.get(&id).map(|&slot| LibraryOperation::RecordStream {
                     slot,
                     stream: stream.0,
                 }));
             }
             TraceEvent::SynchronizeStream(stream) => {
-                operations.push(Operation::SynchronizeStream(stream.0))
+                operations.push(LibraryOperation::SynchronizeStream(stream.0))
             }
-            TraceEvent::Synchronize => operations.push(Operation::Synchronize),
-            TraceEvent::EmptyCache => operations.push(Operation::EmptyCache),
+            TraceEvent::Synchronize => operations.push(LibraryOperation::Synchronize),
+            TraceEvent::EmptyCache => operations.push(LibraryOperation::EmptyCache),
             TraceEvent::ResetPeaks => {}
             TraceEvent::SetFraction(_)
             | TraceEvent::ExternalMemory(_)
@@ -336,6 +336,10 @@ fn operations(events: impl Iterator<Item = TraceEvent>) -> Result<Vec<Operation>
             }
         }
     }
-    operations.extend(slots.into_values().map(|slot| Operation::Free { slot }));
+    operations.extend(
+        slots
+            .into_values()
+            .map(|slot| LibraryOperation::Free { slot }),
+    );
     Ok(operations)
 }

@@ -4,7 +4,7 @@ use serde_json::{Value, json};
 use super::calls::TURNS;
 use super::visit::{Fault, MOST_SAMPLES, Reading, SLICE_NS};
 use crate::suite::{Case, LatencyCase, Measure};
-use crate::torch::{Pass, Samples, Torch};
+use crate::torch::{Pass, Samples, TorchProcess};
 use crate::{clock::Stopwatch, record::Quantity};
 
 /// Pairs timed together in a hit. A call from Python takes about a microsecond, and reading its
@@ -29,7 +29,7 @@ pub(crate) const fn quantity(measure: &Measure) -> Quantity {
 }
 
 pub(crate) fn visit(
-    torch: &mut Torch,
+    torch: &mut TorchProcess,
     suite: &str,
     case: &Case,
     memory: Bytes,
@@ -73,7 +73,7 @@ pub(crate) fn visit(
     }])
 }
 
-fn samples(torch: &mut Torch, mut question: Value, memory: Bytes) -> Result<Samples, Fault> {
+fn samples(torch: &mut TorchProcess, mut question: Value, memory: Bytes) -> Result<Samples, Fault> {
     question["memory"] = json!(memory);
     let watch = Stopwatch::start();
     let mut all = Samples::default();
@@ -90,7 +90,7 @@ fn samples(torch: &mut Torch, mut question: Value, memory: Bytes) -> Result<Samp
     Ok(all)
 }
 
-fn trace(torch: &mut Torch, name: &str, memory: Bytes) -> Result<Vec<Reading>, Fault> {
+fn trace(torch: &mut TorchProcess, name: &str, memory: Bytes) -> Result<Vec<Reading>, Fault> {
     let Samples { samples_ps, pass } =
         samples(torch, json!({ "do": "trace", "trace": name }), memory)?;
     let Some(Pass {

@@ -3,7 +3,8 @@ use std::convert::Infallible;
 use harness_allocator::device::{Clock, DeviceError};
 use harness_allocator::{allocator::Allocation, units::Bytes};
 use harness_trace::execute::{
-    ByHandle, Counts, Executor, Kind, Observer, Outcome, PrepareError, Target, Unobserved,
+    ByHandle, Executor, Kind, OperationCounts, OperationObserver, Outcome, PrepareError, Target,
+    Unobserved,
 };
 use harness_trace::trace::TraceEvent;
 
@@ -36,7 +37,7 @@ pub(super) struct Peak {
     pub(super) unused: u64,
 }
 
-impl<T: Target> Observer<T> for Peak {
+impl<T: Target> OperationObserver<T> for Peak {
     type Error = Infallible;
 
     fn after(
@@ -94,7 +95,7 @@ fn passes(
     .collect())
 }
 
-pub(super) fn serves_all(counts: &Counts, memory: Bytes) -> Result<(), Fault> {
+pub(super) fn serves_all(counts: &OperationCounts, memory: Bytes) -> Result<(), Fault> {
     let (requests, refused) = (counts.allocations, counts.refused);
     if refused == 0 {
         return Ok(());

@@ -13,9 +13,9 @@ fn python(script: &str) -> (tempfile::TempDir, String) {
     (folder, path.to_string_lossy().into_owned())
 }
 
-fn start(script: &str) -> Result<Torch, String> {
+fn start(script: &str) -> Result<TorchProcess, String> {
     let (_folder, python) = python(script);
-    Torch::start(&python, 0, "")
+    TorchProcess::start(&python, 0, "")
 }
 
 const GREETING: &str = r#"echo '{"arm": "torch", "version": "2.11.0", "note": "from Python"}'"#;
@@ -128,7 +128,7 @@ fn where_pytorch_cannot_be_measured_the_reason_is_told() {
         "PyTorch ended without an answer: ImportError: libcudart.so.12 is missing"
     );
     assert_eq!(Torches::missing("no GPU").with("").unwrap_err(), "no GPU");
-    let missing = Torch::start("/no/such/python", 0, "").unwrap_err();
+    let missing = TorchProcess::start("/no/such/python", 0, "").unwrap_err();
     assert!(
         missing.starts_with("`/no/such/python` cannot be started: "),
         "{missing}"

@@ -10,8 +10,8 @@ use harness_allocator::{stats::BlockState, units::Bytes};
 use harness_base::words::count;
 use harness_exec::record::{Process, Record};
 use harness_exec::torch_record::{PEAK_ALLOCATED, TorchRecord};
-use harness_exec::{launch::Ended, torch, trials::runner::RunnerError};
-use harness_explain::sites::{Site, SiteKind, Sites};
+use harness_exec::{launch::EndedProgram, torch, trials::runner::RunnerError};
+use harness_explain::sites::{AllocationSite, SiteKind, Sites};
 use harness_explain::{causes, state::At, state::History};
 use harness_trace::snapshot::{Action, Snapshot};
 use serde::{Deserialize, Serialize};
@@ -135,7 +135,7 @@ impl Display for Place {
 }
 
 impl Place {
-    fn of(site: &Site) -> Self {
+    fn of(site: &AllocationSite) -> Self {
         let (Some(file), Some(line)) = (&site.file, site.line) else {
             return Self::from(site.name.clone());
         };
@@ -446,8 +446,8 @@ fn only(settings: &[String], others: &[String]) -> String {
 }
 
 /// Prints what differs between two runs, which have these settings. Returns whether anything does.
-pub(super) fn differ(runs: &[(Ended, Record, Vec<String>)]) -> Result<bool, Failures> {
-    let read = |(ended, record, settings): &(Ended, Record, Vec<String>)| {
+pub(super) fn differ(runs: &[(EndedProgram, Record, Vec<String>)]) -> Result<bool, Failures> {
+    let read = |(ended, record, settings): &(EndedProgram, Record, Vec<String>)| {
         Observed::read(record, ended.folder(), settings)
     };
     let runs = runs
@@ -566,7 +566,7 @@ impl<'a> Comparison<'a> {
         self,
         record: &Record,
         run: &Path,
-        repeat: impl FnOnce() -> Result<(Ended, Record), Failures>,
+        repeat: impl FnOnce() -> Result<(EndedProgram, Record), Failures>,
     ) -> Result<Vec<String>, Failures> {
         let file = self.path.display();
         if let Some(unreported) = record.processes.iter().find_map(Process::unreported) {

@@ -13,7 +13,7 @@ use clap::builder::{PossibleValuesParser, TypedValueParser};
 use harness_allocator::units::Nanos;
 use harness_base::{shard::Shard, words::count};
 use harness_exec::trials::copies::Copies;
-use harness_exec::trials::faults::{self, Expectation, Plan};
+use harness_exec::trials::faults::{self, Expectation, FaultPlan};
 use harness_exec::trials::least::{self, Search};
 use harness_exec::trials::merge::{self, Run};
 use harness_exec::trials::observed::{Ending, Observed};
@@ -316,7 +316,7 @@ impl Options {
             confirmed: usize::MAX,
             context_overhead: machine.context_overhead(),
         };
-        let plan = self.every_fault.map(|which| Plan {
+        let plan = self.every_fault.map(|which| FaultPlan {
             which,
             alone: self.alone,
         });
@@ -400,12 +400,13 @@ impl Options {
                 report.cases.is_empty(),
                 &identity,
             )?;
-            let meets = |case: &faults::Case| {
+            let meets = |case: &faults::FaultCase| {
                 self.expect
                     .is_none_or(|expectation| case.meets(expectation))
             };
-            let is_fine =
-                |case: &faults::Case| case.outcome != faults::Outcome::NotReached && meets(case);
+            let is_fine = |case: &faults::FaultCase| {
+                case.outcome != faults::Outcome::NotReached && meets(case)
+            };
             Ok(if report.cases.iter().all(is_fine) {
                 Exit::Passed
             } else {

@@ -7,7 +7,7 @@ use harness_devices::DeviceSource;
 use harness_record::FaultedRuns;
 use harness_report::trials::{self, Trials};
 use harness_run::session::Plan;
-use harness_run::session::every_fault::{self, Chosen, Engine};
+use harness_run::session::every_fault::{self, Chosen, EveryFault};
 use harness_scenario::{AskedFault, Scenario};
 use indicatif::ProgressBar;
 
@@ -79,7 +79,7 @@ impl FaultOptions {
         let last = Mutex::new(began);
         let begun = |runs: usize| show.begun(runs as u64);
         let progress = || show.advance(began, &last);
-        let engine = Engine {
+        let engine = EveryFault {
             plan,
             source,
             chosen,

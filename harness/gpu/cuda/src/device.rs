@@ -90,6 +90,13 @@ struct Stream {
     own: bool,
 }
 
+impl Stream {
+    const DEFAULT: Self = Self {
+        handle: ptr::null_mut(),
+        own: false,
+    };
+}
+
 struct Event {
     handle: CUevent,
     recorded: bool,
@@ -138,18 +145,12 @@ impl CudaDevice {
                 ..Fingerprint::default()
             },
         };
-        let listed = nvml
-            .as_ref()
-            .map_err(String::clone)
-            .and_then(NvmlDevice::process_numbers);
-        let used_before = nvml
-            .as_ref()
-            .map_err(String::clone)
-            .and_then(NvmlDevice::used);
-        let (memory, uuid_hash) = (Some(found.total), Some(found.uuid.hash()));
+        let known = || nvml.as_ref().map_err(String::clone);
+        let listed = known().and_then(NvmlDevice::process_numbers);
+        let used_before = known().and_then(NvmlDevice::used);
         let fingerprint = Fingerprint {
-            memory,
-            uuid_hash,
+            memory: Some(found.total),
+            uuid_hash: Some(found.uuid.hash()),
             cuda: Some(probe::cuda_version(driver)?),
             ..facts
         };
@@ -177,13 +178,7 @@ impl CudaDevice {
             calls: DeviceCalls::default(),
             live: BTreeMap::new(),
             freed: BTreeMap::new(),
-            streams: BTreeMap::from([(
-                StreamId::DEFAULT.0,
-                Stream {
-                    handle: ptr::null_mut(),
-                    own: false,
-                },
-            )]),
+            streams: BTreeMap::from([(StreamId::DEFAULT.0, Stream::DEFAULT)]),
             next_stream: 1,
             events: BTreeMap::new(),
             next_event: 0,

@@ -107,16 +107,16 @@ extern "C" fn get_module_function_table(
 
 /// Nested ranges that a profiler shows.
 #[derive(Clone, Copy, Debug)]
-pub struct Ranges {
+pub struct NvtxRanges {
     push: RangePushA,
     pop: RangePop,
 }
 
-impl Ranges {
+impl NvtxRanges {
     /// Returns the ranges of this process's profiler; `None` without a profiler that supports NVTX.
     /// Looks for it once.
     pub fn of_profiler() -> Option<Self> {
-        static RANGES: OnceLock<Option<Ranges>> = OnceLock::new();
+        static RANGES: OnceLock<Option<NvtxRanges>> = OnceLock::new();
         *RANGES.get_or_init(|| {
             let path = std::env::var_os(VARIABLE).filter(|path| !path.is_empty())?;
             let profiler = library::load(path.to_str()?).ok()?;

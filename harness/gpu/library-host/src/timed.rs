@@ -2,7 +2,9 @@
 
 use std::time::Instant;
 
-use harness_allocator::allocator::library::wire::{Call, Operation, Program, Reply, Timed};
+use harness_allocator::allocator::library::wire::{
+    Call, LibraryOperation, LibraryProgram, Reply, Timed,
+};
 
 use crate::connection::{ask, connection, nanos_since, waited};
 use crate::library::Functions;
@@ -24,12 +26,12 @@ struct Runner<'a> {
 }
 
 /// Runs a program and frees its remaining allocations.
-pub(crate) fn run(functions: &Functions, program: &Program) -> Timed {
+pub(crate) fn run(functions: &Functions, program: &LibraryProgram) -> Timed {
     let slots = program
         .before
         .iter()
         .chain(&program.timed)
-        .filter_map(Operation::slot)
+        .filter_map(LibraryOperation::slot)
         .max()
         .map_or(0, |slot| slot as usize + 1);
     let mut runner = Runner {
@@ -59,10 +61,10 @@ fn say(reply: Reply) {
 }
 
 impl Runner<'_> {
-    fn run(&mut self, operations: &[Operation], first: u64) {
+    fn run(&mut self, operations: &[LibraryOperation], first: u64) {
         for (operation, number) in operations.iter().zip(first..) {
             match *operation {
-                Operation::Allocate { slot, size, stream } => {
+                LibraryOperation::Allocate { slot, size, stream } => {
                     let address = self.functions.allocate(size, stream);
                     self.slots[slot as usize] = (address != 0).then_some(Live {
                         address,
@@ -73,17 +75,19 @@ impl Runner<'_> {
                         self.refused.push(number);
                     }
                 }
-                Operation::Free { slot } => self.free(slot as usize),
-                Operation::RecordStream { slot, stream } => {
+                LibraryOperation::Free { slot } => self.free(slot as usize),
+                LibraryOperation::RecordStream { slot, stream } => {
                     if let Some(live) = self.slots[slot as usize] {
                         // SAFETY: a live address belongs to the library.
                         unsafe { self.functions.record_stream(live.address, stream) };
                     }
                 }
-                Operation::EmptyCache => self.functions.empty_cache(),
+                LibraryOperation::EmptyCache => self.functions.empty_cache(),
                 // The harness judges the results.
-                Operation::Synchronize => drop(ask(Call::Synchronize)),
-                Operation::SynchronizeStream(stream) => drop(ask(Call::SynchronizeStream(stream))),
+                LibraryOperation::Synchronize => drop(ask(Call::Synchronize)),
+                LibraryOperation::SynchronizeStream(stream) => {
+                    let _ = ask(Call::SynchronizeStream(stream));
+                }
             }
         }
     }

@@ -7,7 +7,7 @@ use std::{convert::Infallible, env, ffi::c_int};
 
 use harness_allocator::units::Bytes;
 use harness_gpu_settings::attempts::{Attempt, Attempts, Outcome};
-use harness_gpu_settings::ledger::{Account, Ledger};
+use harness_gpu_settings::ledger::{Ledger, LedgerAccount};
 use harness_gpu_settings::limits::{LIMITS, LIMITS_LEDGER, LIMITS_RUN, Limits};
 use harness_gpu_settings::process::{ForkedState, keep_usable_after_fork};
 use harness_gpu_settings::text::{of_variable, or_abort};
@@ -38,7 +38,7 @@ struct State {
     attempts: Attempts,
     accounts: Accounts,
     /// The memory of this process under a limit that it shares with others.
-    shared: Account,
+    shared: LedgerAccount,
 }
 
 impl State {
@@ -102,7 +102,7 @@ impl Limiter {
         let state = State {
             attempts,
             accounts: Accounts::new(limits.memory),
-            shared: Account::new(ledger),
+            shared: LedgerAccount::new(ledger),
         };
         Self {
             limit: limits.memory,

@@ -1,5 +1,5 @@
-//! [`Attempt`]: one call of a program that requests memory, and [`Free`]: memory that it released.
-//! Each process logs both in files, in order.
+//! [`Attempt`]: one call of a program that requests memory, and [`DriverFree`]: memory that it
+//! released. Each process logs both in files, in order.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write as _};
@@ -45,7 +45,7 @@ pub enum Outcome {
 
 /// Memory of a device that a process returned to the driver.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Free {
+pub struct DriverFree {
     /// Earlier attempts of the process, for host memory too.
     pub attempts: u64,
     pub submitted: u64,
@@ -54,7 +54,7 @@ pub struct Free {
     pub held: Bytes,
 }
 
-impl Free {
+impl DriverFree {
     /// Reads a file of frees. Ignores a truncated last record.
     pub fn read(path: &Path) -> io::Result<Vec<Self>> {
         let free = |[attempts, submitted, device, held]: [u64; WORDS]| {

@@ -1,5 +1,5 @@
-//! [`Ranks`]: what the ranks of a communicator do, in a mapped file. The ranks write it, and the
-//! program that started them looks for hangs in it.
+//! [`CollectiveRanks`]: what the ranks of a communicator do, in a mapped file. The ranks write it,
+//! and the program that started them looks for hangs in it.
 
 use std::cmp::Ordering::{Equal, Less};
 use std::fs::{self, File};
@@ -36,7 +36,7 @@ const DATA: u64 = 8 << 40;
 /// The file of a communicator. All words start at zero.
 #[derive(Debug)]
 #[repr(C)]
-pub struct Ranks {
+pub struct CollectiveRanks {
     size: AtomicU32,
     /// The number of the last collective that all ranks called, from 1.
     pub complete: AtomicU32,
@@ -71,7 +71,7 @@ pub struct Rank {
 }
 
 // SAFETY: all of it is atomics, for which any bytes are valid.
-unsafe impl SharedLayout for Ranks {}
+unsafe impl SharedLayout for CollectiveRanks {}
 
 named_enum! {
     Operation {
@@ -273,7 +273,7 @@ fn head(data: &File, offset: u64) -> io::Result<[u64; 4]> {
 
 /// What a rank waits for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Wait {
+pub enum CollectiveWait {
     /// A collective by its number, and the rank whose data it needs; `None` for all ranks.
     Collective(u32, Option<usize>),
     /// A message by its number, and its sender.
@@ -319,26 +319,28 @@ impl Rank {
         Message::chain(data, self.inbox.swap(0, Ordering::AcqRel))
     }
 
-    pub fn set_wait(&self, wait: Option<Wait>) {
+    pub fn set_wait(&self, wait: Option<CollectiveWait>) {
         let [number, rank] = match wait {
             None => [0, 0],
-            Some(Wait::Collective(number, rank)) => {
+            Some(CollectiveWait::Collective(number, rank)) => {
                 [number, rank.map_or(0, |rank| rank as u32 + 1)]
             }
-            Some(Wait::Message(number, rank)) => [number, (rank as u32 + 1) | MESSAGE],
+            Some(CollectiveWait::Message(number, rank)) => [number, (rank as u32 + 1) | MESSAGE],
         };
         self.waits[1].store(rank, Ordering::Relaxed);
         self.waits[0].store(number, Ordering::Release);
     }
 
-    pub fn wait(&self) -> Option<Wait> {
+    pub fn wait(&self) -> Option<CollectiveWait> {
         let number = self.waits[0].load(Ordering::Acquire);
         let rank = self.waits[1].load(Ordering::Relaxed);
         let other = (rank & !MESSAGE).checked_sub(1).map(|rank| rank as usize);
         match (number, other) {
             (0, _) => None,
-            (number, Some(sender)) if rank & MESSAGE != 0 => Some(Wait::Message(number, sender)),
-            (number, rank) => Some(Wait::Collective(number, rank)),
+            (number, Some(sender)) if rank & MESSAGE != 0 => {
+                Some(CollectiveWait::Message(number, sender))
+            }
+            (number, rank) => Some(CollectiveWait::Collective(number, rank)),
         }
     }
 
@@ -352,7 +354,7 @@ impl Rank {
     }
 }
 
-impl Ranks {
+impl CollectiveRanks {
     pub fn join(path: &Path, size: usize) -> io::Result<Mapped<Self>> {
         if size > MOST_RANKS {
             return Err(io::ErrorKind::InvalidInput.into());
@@ -449,10 +451,12 @@ impl Ranks {
 }
 
 /// The file next to the one of a communicator with the Python stacks of a rank that waits.
-pub fn stack_file(communicator: &Path, rank: usize, wait: Wait) -> PathBuf {
+pub fn stack_file(communicator: &Path, rank: usize, wait: CollectiveWait) -> PathBuf {
     match wait {
-        Wait::Collective(number, _) => beside(communicator, &format!("-stack-{rank}-{number}")),
-        Wait::Message(number, from) => {
+        CollectiveWait::Collective(number, _) => {
+            beside(communicator, &format!("-stack-{rank}-{number}"))
+        }
+        CollectiveWait::Message(number, from) => {
             beside(communicator, &format!("-stack-{rank}-{number}-from-{from}"))
         }
     }

@@ -12,7 +12,7 @@ use crate::settings::{Settings, SettingsError};
 pub enum ContextOverhead {
     /// From the start, for the context and all libraries together.
     Size(Bytes),
-    /// The context, and later each [`Part`] of the libraries, as on an H200.
+    /// The context, and later each [`LibraryContext`] of the libraries, as on an H200.
     H200,
 }
 
@@ -21,7 +21,7 @@ pub enum ContextOverhead {
 /// float32, 685 MiB after one in float16, 693 MiB after a convolution and 799 MiB after a
 /// decomposition.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Part {
+pub enum LibraryContext {
     Cublas,
     /// The code for products of 16-bit numbers.
     CublasHalf,
@@ -32,7 +32,7 @@ pub enum Part {
 const CONTEXT: Bytes = Bytes::mib(527);
 const NAME: &str = "h200";
 
-impl Part {
+impl LibraryContext {
     const ALL: [Self; 4] = [Self::Cublas, Self::CublasHalf, Self::Cudnn, Self::Cusolver];
 
     pub const fn memory(self) -> Bytes {
@@ -58,7 +58,7 @@ impl ContextOverhead {
     pub fn with_libraries(self) -> Bytes {
         match self {
             Self::Size(size) => size,
-            Self::H200 => Part::ALL
+            Self::H200 => LibraryContext::ALL
                 .into_iter()
                 .fold(CONTEXT, |sum, part| sum + part.memory()),
         }

@@ -319,6 +319,17 @@ pub struct DeviceCounters {
     pub injected: u64,
 }
 
+fn read(counter: &AtomicU64) -> u64 {
+    counter.load(Ordering::Relaxed)
+}
+
+fn name(words: &Text) -> String {
+    let bytes = words.each_ref().map(|word| read(word).to_le_bytes());
+    let bytes = bytes.concat();
+    let name = bytes.split(|byte| *byte == 0).next().unwrap_or_default();
+    String::from_utf8_lossy(name).into_owned()
+}
+
 impl ProcessCounters {
     /// Reads the counters in a folder, by process number. Skips other files and processes that
     /// ended before they had a device.
@@ -351,7 +362,6 @@ impl ProcessCounters {
 
     /// Reads a file of counters; `None` for other files.
     fn new(pid: u32, counters: &Counters) -> Option<Self> {
-        let read = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
         if counters.mark.load(Ordering::Acquire) != MARK {
             return None;
         }
@@ -370,14 +380,6 @@ impl ProcessCounters {
             frees: read(frees),
             failed: read(failed),
             injected: read(injected),
-        };
-        let name = |words: &Text| {
-            let bytes = words
-                .each_ref()
-                .map(|word| read(word).to_le_bytes())
-                .concat();
-            let name = bytes.split(|byte| *byte == 0).next().unwrap_or_default();
-            String::from_utf8_lossy(name).into_owned()
         };
         Some(Self {
             pid,

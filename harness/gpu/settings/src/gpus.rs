@@ -39,7 +39,7 @@ pub struct Gpu {
 /// C++ Programming Guide,
 /// <https://docs.nvidia.com/cuda/cuda-c-programming-guide/#features-and-technical-specifications>.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Limits {
+pub struct GpuLimits {
     /// Resident threads per multiprocessor.
     pub threads: u32,
     /// Resident blocks per multiprocessor.
@@ -237,13 +237,13 @@ impl Gpu {
             .join(", ")
     }
 
-    pub fn limits(&self) -> Limits {
+    pub fn limits(&self) -> GpuLimits {
         let known = CAPABILITIES
             .iter()
             .find(|(capability, _)| *capability == self.capability);
         let [threads, blocks, shared_memory, shared_memory_of_a_block] =
             known.unwrap_or(&CAPABILITIES[6]).1;
-        Limits {
+        GpuLimits {
             threads,
             blocks,
             shared_memory: shared_memory << 10,

@@ -288,13 +288,13 @@ impl Drop for Locked<'_> {
 
 /// The memory that this process holds, entered in a ledger.
 #[derive(Debug)]
-pub struct Account {
+pub struct LedgerAccount {
     /// `None` if processes do not share memory.
     ledger: Option<Ledger>,
     entry: Option<usize>,
 }
 
-impl Account {
+impl LedgerAccount {
     /// Starts an account that enters nothing before the first request. Without a ledger this
     /// process is alone on its devices.
     pub const fn new(ledger: Option<Ledger>) -> Self {
@@ -357,7 +357,7 @@ impl Account {
     }
 
     /// The bytes of a device that other processes have entered. Faster than
-    /// [`Account::held_by_others`]: it does not look for ended processes.
+    /// [`LedgerAccount::held_by_others`]: it does not look for ended processes.
     pub fn entered_by_others(&self, device: u32) -> Bytes {
         self.ledger.as_ref().map_or(Bytes::ZERO, |ledger| {
             ledger.lock().held_by_others(device as usize, self.entry)

@@ -130,7 +130,7 @@ pub struct Settings {
     pub devices: u32,
     /// Memory that a process uses on a device before its first allocation.
     pub context_overhead: Bytes,
-    /// Libraries take memory at their first use ([`crate::context_overhead::Part`]).
+    /// Libraries take memory at their first use ([`crate::context_overhead::LibraryContext`]).
     #[serde(default)]
     pub memory_of_libraries: bool,
     pub events: Events,

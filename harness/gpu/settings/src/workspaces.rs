@@ -36,7 +36,7 @@ pub enum CudnnWorkspace {
     /// The rows of a file; [`CudnnWorkspace::Estimate`] for convolutions that it lacks.
     Measured {
         file: String,
-        rows: Vec<Measured>,
+        rows: Vec<MeasuredWorkspace>,
     },
 }
 
@@ -82,7 +82,7 @@ pub struct Workspace {
 
 /// A measured workspace. An absent output or capability matches any.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Measured {
+pub struct MeasuredWorkspace {
     direction: Direction,
     input: Vec<i64>,
     filter: Vec<i64>,
@@ -275,7 +275,7 @@ impl Convolution {
     }
 }
 
-impl Measured {
+impl MeasuredWorkspace {
     fn is_of(&self, convolution: &Convolution, capability: (u32, u32)) -> bool {
         let Convolution {
             direction,
@@ -302,7 +302,7 @@ impl Measured {
 const COLUMNS: [&str; 4] = ["operator", "input_shapes", "dtypes", "bytes"];
 
 /// Parses a table of measured workspaces; errors begin with the line and the column.
-fn rows(text: &str) -> Result<Vec<Measured>, String> {
+fn rows(text: &str) -> Result<Vec<MeasuredWorkspace>, String> {
     let mut lines = (1..)
         .zip(text.lines())
         .filter(|(_, line)| !line.starts_with('#') && !line.trim().is_empty());
@@ -398,7 +398,7 @@ fn rows(text: &str) -> Result<Vec<Measured>, String> {
             }
             None => None,
         };
-        rows.push(Measured {
+        rows.push(MeasuredWorkspace {
             direction,
             input,
             filter,

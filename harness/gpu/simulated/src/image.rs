@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 use object::read::elf::{FileHeader, SectionHeader as _, Sym as _};
 use object::{Endianness, elf, pod::bytes_of_slice};
 
-use harness_gpu_settings::gpus::{BLOCK_THREADS, Limits, REGISTERS};
+use harness_gpu_settings::gpus::{BLOCK_THREADS, GpuLimits, REGISTERS};
 
 /// The kernels and variables of an image, by name.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -287,21 +287,21 @@ const SHARED_UNIT: u64 = 128;
 const PARTS: u32 = 4;
 
 impl Kernel {
-    fn warps(self, limits: &Limits) -> u32 {
+    fn warps(self, limits: &GpuLimits) -> u32 {
         let of_warp = (self.registers.max(1) * WARP).next_multiple_of(REGISTER_UNIT);
         let by_registers = REGISTERS / of_warp / PARTS * PARTS;
         by_registers.min(limits.threads / WARP)
     }
 
     /// The most threads of a block that the kernel's bounds and its registers allow.
-    pub(crate) fn most_threads(self, limits: &Limits) -> u32 {
+    pub(crate) fn most_threads(self, limits: &GpuLimits) -> u32 {
         self.threads.min(self.warps(limits) * WARP)
     }
 
     /// Blocks that a multiprocessor runs at once, each with `dynamic` bytes of shared memory.
     pub(crate) fn active_blocks(
         self,
-        limits: &Limits,
+        limits: &GpuLimits,
         reserved: u32,
         block: u32,
         dynamic: usize,

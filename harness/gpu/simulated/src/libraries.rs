@@ -4,7 +4,7 @@
 use std::ffi::{c_char, c_int, c_longlong, c_void};
 
 use harness_gpu_settings::ffi::{Out, write};
-use harness_gpu_settings::{calls::Call, context_overhead::Part, export};
+use harness_gpu_settings::{calls::Call, context_overhead::LibraryContext, export};
 
 use harness_allocator::{device::sim::GRANULARITY, units::Bytes};
 
@@ -32,11 +32,12 @@ extern "C" fn harness_failures_hook(hook: Option<extern "C" fn()>) {
 
 /// Makes a call of a library that takes memory of the current device at its first use: that of a
 /// part, or none.
-pub(crate) fn open(call: Call, part: Option<Part>) -> Result<(), Code> {
-    let is_new = |state: &State, index: usize, part: Part| !state.parts.contains(&(index, part));
+pub(crate) fn open(call: Call, part: Option<LibraryContext>) -> Result<(), Code> {
+    let is_new =
+        |state: &State, index: usize, part: LibraryContext| !state.parts.contains(&(index, part));
     take(call, |state, index| {
         part.filter(|part| is_new(state, index, *part))
-            .map_or(Bytes::ZERO, Part::memory)
+            .map_or(Bytes::ZERO, LibraryContext::memory)
     })?;
     machine()
         .state()
@@ -93,16 +94,21 @@ pub(crate) fn half_product() -> c_int {
         machine
             .state()
             .parts
-            .contains(&(current_device(), Part::CublasHalf))
+            .contains(&(current_device(), LibraryContext::CublasHalf))
     };
     if !machine.settings.memory_of_libraries || is_known() {
         return 0;
     }
-    open(Call::CublasGemm, Some(Part::CublasHalf)).map_or(CUBLAS_ALLOC_FAILED, |()| 0)
+    open(Call::CublasGemm, Some(LibraryContext::CublasHalf)).map_or(CUBLAS_ALLOC_FAILED, |()| 0)
 }
 
 /// Creates the object of a handle.
-fn create(call: Call, part: Option<Part>, handle: Out<'_, *mut u8>, failed: c_int) -> c_int {
+fn create(
+    call: Call,
+    part: Option<LibraryContext>,
+    handle: Out<'_, *mut u8>,
+    failed: c_int,
+) -> c_int {
     match open(call, part) {
         Ok(()) => {
             write(handle, new_object());
@@ -114,17 +120,17 @@ fn create(call: Call, part: Option<Part>, handle: Out<'_, *mut u8>, failed: c_in
 
 export! {
     cublasCreate_v2, cublasLtCreate(handle: Out<'_, *mut u8>) =
-        create(Call::CublasCreate, Some(Part::Cublas), handle, CUBLAS_ALLOC_FAILED);
+        create(Call::CublasCreate, Some(LibraryContext::Cublas), handle, CUBLAS_ALLOC_FAILED);
     cudnnCreate(handle: Out<'_, *mut u8>) = {
         let failed = if machine().settings.cudnn < 90_000 {
             CUDNN_8_ALLOC_FAILED
         } else {
             CUDNN_ALLOC_FAILED
         };
-        create(Call::CudnnCreate, Some(Part::Cudnn), handle, failed)
+        create(Call::CudnnCreate, Some(LibraryContext::Cudnn), handle, failed)
     };
     cusolverDnCreate(handle: Out<'_, *mut u8>) =
-        create(Call::CusolverCreate, Some(Part::Cusolver), handle, ALLOC_FAILED);
+        create(Call::CusolverCreate, Some(LibraryContext::Cusolver), handle, ALLOC_FAILED);
     cusparseCreate(handle: Out<'_, *mut u8>) =
         create(Call::CusparseCreate, None, handle, ALLOC_FAILED);
     /// Plans need no work area.

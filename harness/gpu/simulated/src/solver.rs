@@ -29,23 +29,14 @@ pub(crate) fn workspace(name: &str, argument: impl Fn(usize) -> u64) -> u64 {
     let Some((letter, routine)) = routine.split_at_checked(1) else {
         return 0;
     };
-    let element = |place: usize| match dimension(place) {
-        0 => Element {
-            bytes: 4,
-            complex: false,
-        },
-        1 => Element {
-            bytes: 8,
-            complex: false,
-        },
-        4 => Element {
-            bytes: 8,
-            complex: true,
-        },
-        _ => Element {
-            bytes: 16,
-            complex: true,
-        },
+    let element = |place: usize| {
+        let (bytes, complex) = match dimension(place) {
+            0 => (4, false),
+            1 => (8, false),
+            4 => (8, true),
+            _ => (16, true),
+        };
+        Element { bytes, complex }
     };
     let bytes = match letter {
         "S" => 4,

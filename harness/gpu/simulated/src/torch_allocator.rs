@@ -157,10 +157,8 @@ unsafe extern "C" fn replace(
         .take_while(|entry| entry.tag != 0);
     let entries: Vec<(i64, u64)> = entries.map(|entry| (entry.tag, entry.value)).collect();
     let value = |tag: i64| {
-        entries
-            .iter()
-            .find(|(of, _)| *of == tag)
-            .map(|(_, value)| *value)
+        let entry = entries.iter().find(|(of, _)| *of == tag);
+        entry.map(|(_, value)| *value)
     };
     let Some((strings, symbols)) = value(STRINGS).zip(value(SYMBOLS)) else {
         return 1;
@@ -185,24 +183,31 @@ unsafe extern "C" fn replace(
                 let symbol = &*address::<Symbol>(symbols).add((relocation.info >> 32) as usize);
                 CStr::from_ptr(address::<c_char>(strings).add(symbol.name as usize))
             };
-            let replacement = match name {
-                name if name == NEW => new_of_caller as New as *mut c_void,
-                name if name == QUERY => NEW_QUERY.load(Ordering::Acquire),
-                name if name == DELETE => delete as Delete as *mut c_void,
-                _ => continue,
-            };
-            let place = base + relocation.offset;
-            let page = address::<c_void>(place / PAGE as u64 * PAGE as u64);
-            // SAFETY: the relocation describes a pointer of the library in its data, which other
-            // threads only read.
-            unsafe {
-                if libc::mprotect(page, PAGE, libc::PROT_READ | libc::PROT_WRITE) == 0 {
-                    AtomicPtr::from_ptr(address(place)).store(replacement, Ordering::Release);
-                }
-            }
+            // SAFETY: the relocation describes a pointer of the library in its data.
+            unsafe { replace_function(name, base + relocation.offset) };
         }
     }
     1
+}
+
+/// Replaces the pointer to a function of this name, if there is a replacement.
+///
+/// # Safety
+/// The place holds a pointer to a function of this name, which other threads only read.
+unsafe fn replace_function(name: &CStr, place: u64) {
+    let replacement = match name {
+        name if name == NEW => new_of_caller as New as *mut c_void,
+        name if name == QUERY => NEW_QUERY.load(Ordering::Acquire),
+        name if name == DELETE => delete as Delete as *mut c_void,
+        _ => return,
+    };
+    let page = address::<c_void>(place / PAGE as u64 * PAGE as u64);
+    // SAFETY: as the caller promises.
+    unsafe {
+        if libc::mprotect(page, PAGE, libc::PROT_READ | libc::PROT_WRITE) == 0 {
+            AtomicPtr::from_ptr(address(place)).store(replacement, Ordering::Release);
+        }
+    }
 }
 
 const fn address<T>(number: u64) -> *mut T {

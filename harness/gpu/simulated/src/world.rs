@@ -29,8 +29,8 @@ use crate::{
 };
 use harness_gpu_settings::arrays::ArrayDescriptor;
 use harness_gpu_settings::attempts::{Attempt, Attempts, Outcome};
-use harness_gpu_settings::context_overhead::Part;
-use harness_gpu_settings::ledger::{Account, Holding, LEDGER, Ledger};
+use harness_gpu_settings::context_overhead::LibraryContext;
+use harness_gpu_settings::ledger::{Holding, LEDGER, Ledger, LedgerAccount};
 use harness_gpu_settings::process::{ForkedState, keep_usable_after_fork};
 use harness_gpu_settings::settings::{LEFT, RUN, SETTINGS, Settings, UNMEASURED};
 use harness_gpu_settings::text::{of_variable, or_abort};
@@ -76,13 +76,13 @@ pub(crate) struct State {
     /// Pairs of devices: the first may access the memory of the second.
     pub(crate) peers: BTreeSet<(usize, usize)>,
     /// The parts of libraries that hold memory, by the index of a device.
-    pub(crate) parts: BTreeSet<(usize, Part)>,
+    pub(crate) parts: BTreeSet<(usize, LibraryContext)>,
     /// The bytes of loaded modules, by the index of a device.
     pub(crate) code: BTreeMap<usize, Bytes>,
     /// Memory of other processes.
     pub(crate) opened: BTreeMap<Handle, Opened>,
     /// The device memory of this process, entered for processes that share the devices.
-    account: Account,
+    account: LedgerAccount,
 }
 
 /// Null before the first call.
@@ -192,7 +192,7 @@ impl Machine {
             parts: BTreeSet::new(),
             code: BTreeMap::new(),
             opened: BTreeMap::new(),
-            account: Account::new(
+            account: LedgerAccount::new(
                 env::var_os(LEDGER)
                     .map(|path| or_abort("simulated GPU", LEDGER, Ledger::open(path.as_ref()))),
             ),
@@ -284,7 +284,7 @@ impl ForkedState for State {
         machine.counters.start_child();
         self.attempts.start_child();
         if self.devices.iter().any(DeviceMemory::has_context) {
-            self.account = Account::new(None);
+            self.account = LedgerAccount::new(None);
             machine.inherits_context.store(true, Ordering::Relaxed);
         } else {
             self.account.start_child();

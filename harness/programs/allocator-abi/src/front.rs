@@ -8,7 +8,7 @@ use harness_allocator::allocator::{Allocator, MemoryFraction, Request};
 use harness_allocator::device::{DevicePtr, StreamId, wrapper::DeviceWrapper};
 use harness_allocator::{stats::MemoryStats, units::Bytes};
 use harness_cuda::{CudaDevice, KeptContext, device::CUstream};
-use harness_trace::snapshot::{Recorder, Settings as RecordedSettings, Snapshot};
+use harness_trace::snapshot::{RecordedSettings, Recorder, Snapshot};
 
 use crate::settings::{self, Kind, Settings};
 use crate::{failure::Failure, streams::Streams};

@@ -209,13 +209,9 @@ pub fn libraries(
     );
     // On a file system without locks, another process may have been faster; its folder is
     // equivalent.
-    Libraries::open(&folder, inputs, &core_bytes)?.ok_or_else(|| {
-        unwritable(
-            written
-                .err()
-                .unwrap_or_else(|| io::ErrorKind::InvalidData.into()),
-        )
-    })
+    let missing = || io::ErrorKind::InvalidData.into();
+    Libraries::open(&folder, inputs, &core_bytes)?
+        .ok_or_else(|| unwritable(written.err().unwrap_or_else(missing)))
 }
 
 /// Creates a folder that only this user can access, with its missing parents.

@@ -8,14 +8,14 @@ use crate::files::read_lines;
 
 /// An OutOfMemoryError of PyTorch, as recorded by the hook.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
-pub struct OutOfMemory {
+pub struct OutOfMemoryError {
     /// Allocation attempts of the process before the error, including host memory.
     pub attempts: u64,
     /// The call stack without PyTorch's own frames, innermost first.
-    pub frames: Vec<Frame>,
+    pub frames: Vec<ErrorFrame>,
 }
 
-impl OutOfMemory {
+impl OutOfMemoryError {
     /// Reads the errors of a process, in order. Empty if none was recorded.
     pub(crate) fn of_process(folder: &Path, pid: u32) -> Vec<Self> {
         read_lines(&folder.join(format!("ooms-{pid}.jsonl")))
@@ -24,10 +24,10 @@ impl OutOfMemory {
 
 /// Reads the call stacks of a process's calls of libraries that failed on request, without
 /// PyTorch's own frames, innermost first. Empty if none was recorded.
-pub(crate) fn failed_calls(folder: &Path, pid: u32) -> Vec<Vec<Frame>> {
+pub(crate) fn failed_calls(folder: &Path, pid: u32) -> Vec<Vec<ErrorFrame>> {
     #[derive(Deserialize)]
     struct Failed {
-        frames: Vec<Frame>,
+        frames: Vec<ErrorFrame>,
     }
     read_lines::<Failed>(&folder.join(format!("calls-{pid}.jsonl")))
         .into_iter()
@@ -37,13 +37,13 @@ pub(crate) fn failed_calls(folder: &Path, pid: u32) -> Vec<Vec<Frame>> {
 
 /// A line in a Python program.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
-pub struct Frame {
+pub struct ErrorFrame {
     pub file: String,
     pub line: u64,
     pub name: String,
 }
 
-impl Frame {
+impl ErrorFrame {
     /// Returns the file name without folders, and the line.
     pub fn short(&self) -> String {
         let name = Path::new(&self.file)

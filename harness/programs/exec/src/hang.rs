@@ -13,7 +13,7 @@ use harness_base::words::joined;
 use nix::sys::signal::Signal;
 use serde::{Deserialize, Serialize};
 
-use crate::errors::Frame;
+use crate::errors::ErrorFrame;
 use crate::process::End;
 
 /// The exit code of a run that was stopped because its ranks hang, as that of `timeout`.
@@ -35,7 +35,7 @@ pub struct HangingRank {
     #[serde(flatten)]
     pub state: RankState,
     /// Where PyTorch raised its last OutOfMemoryError.
-    pub out_of_memory: Option<Frame>,
+    pub out_of_memory: Option<ErrorFrame>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
@@ -57,7 +57,7 @@ pub enum RankState {
         size: usize,
         waits_for: Vec<usize>,
         /// The call stack without PyTorch's own frames, innermost first.
-        stack: Vec<Frame>,
+        stack: Vec<ErrorFrame>,
     },
     /// Its process has ended, with the last line of its traceback if an exception ended it. The
     /// rest is `None` if the system does not report it.
@@ -100,7 +100,7 @@ impl Hang {
 
     /// A line per group of ranks with the same state.
     pub fn lines(&self) -> Vec<String> {
-        let mut groups: BTreeMap<(&RankState, &Option<Frame>), Vec<usize>> = BTreeMap::new();
+        let mut groups: BTreeMap<(&RankState, &Option<ErrorFrame>), Vec<usize>> = BTreeMap::new();
         for rank in &self.ranks {
             groups
                 .entry((&rank.state, &rank.out_of_memory))
@@ -129,17 +129,28 @@ impl Hang {
     }
 }
 
+/// The exit code and the error, as in ` with exit code 1`.
+fn with(exit_code: Option<u8>, error: Option<String>) -> String {
+    let code = exit_code.map(|code| format!("exit code {code}"));
+    match (code, error) {
+        (Some(code), Some(error)) => format!(" with {code} and {error}"),
+        (Some(with), None) | (None, Some(with)) => format!(" with {with}"),
+        (None, None) => String::new(),
+    }
+}
+
 fn line(
     state: &RankState,
-    out_of_memory: Option<&Frame>,
+    out_of_memory: Option<&ErrorFrame>,
     ranks: &[usize],
     names_communicator: bool,
 ) -> String {
     let (who, is_one) = (named(ranks), ranks.len() == 1);
-    let place = out_of_memory.map(|frame| format!(" at {}", frame.short()));
-    let after = place.as_ref().map_or_else(String::new, |place| {
-        format!(" after an OutOfMemoryError{place}")
-    });
+    let place = out_of_memory.map_or_else(String::new, |frame| format!(" at {}", frame.short()));
+    let after = match out_of_memory {
+        Some(_) => format!(" after an OutOfMemoryError{place}"),
+        None => String::new(),
+    };
     let has = if is_one { "has" } else { "have" };
     match state {
         RankState::Waits {
@@ -177,38 +188,26 @@ fn line(
         } => {
             let name = Signal::try_from(i32::from(*signal))
                 .map_or_else(|_| format!("signal {signal}"), |signal| signal.to_string());
-            format!(
-                "{who} {} killed by {name}{after}",
-                if is_one { "was" } else { "were" }
-            )
+            let was = if is_one { "was" } else { "were" };
+            format!("{who} {was} killed by {name}{after}")
         }
         RankState::Ended {
             error, exit_code, ..
         } => {
             let (error, after) = match error {
-                Some(error) if error.contains("OutOfMemoryError") => (
-                    Some(format!("OutOfMemoryError{}", place.unwrap_or_default())),
-                    String::new(),
-                ),
+                Some(error) if error.contains("OutOfMemoryError") => {
+                    (Some(format!("OutOfMemoryError{place}")), String::new())
+                }
                 error => (error.as_ref().map(|error| format!("`{error}`")), after),
             };
-            let with: Vec<String> = exit_code
-                .map(|code| format!("exit code {code}"))
-                .into_iter()
-                .chain(error)
-                .collect();
-            format!(
-                "{who} {has} ended{}{}{after}",
-                if with.is_empty() { "" } else { " with " },
-                with.join(" and ")
-            )
+            format!("{who} {has} ended{}{after}", with(*exit_code, error))
         }
         RankState::Left => format!("{who} {has} destroyed the communicator{after}"),
         RankState::Missing => format!("{who} {has} not joined"),
-        RankState::Continues => format!(
-            "{who} {}{after}",
-            if is_one { "continues" } else { "continue" }
-        ),
+        RankState::Continues => {
+            let continues = if is_one { "continues" } else { "continue" };
+            format!("{who} {continues}{after}")
+        }
     }
 }
 

@@ -14,7 +14,7 @@ use object::read::elf::{
 };
 use object::{Endianness, ReadCache, ReadRef, elf};
 
-use crate::stub_library::{Kind, Symbol};
+use crate::stub_library::{Symbol, SymbolKind};
 
 type Header = elf::FileHeader64<Endianness>;
 
@@ -232,7 +232,7 @@ impl Imports {
             let symbol = Symbol {
                 name,
                 node: None,
-                kind: Kind::Function,
+                kind: SymbolKind::Function,
             };
             self.add(symbol, None);
         }
@@ -305,9 +305,9 @@ impl Undefined {
             }
             let node = version.map(|version| text(version.name()));
             let kind = if symbol.st_type() == elf::STT_OBJECT {
-                Kind::Variable
+                SymbolKind::Variable
             } else {
-                Kind::Function
+                SymbolKind::Function
             };
             undefined.symbols.push((Symbol { name, node, kind }, file));
         }

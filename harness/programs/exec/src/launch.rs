@@ -85,12 +85,12 @@ pub struct Launch<'a> {
 }
 
 #[derive(Debug)]
-pub struct Ended {
+pub struct EndedProgram {
     pub end: End,
     folder: RunFolder,
 }
 
-impl Ended {
+impl EndedProgram {
     pub fn folder(&self) -> &Path {
         self.folder.path()
     }
@@ -154,7 +154,7 @@ impl Watch {
 impl Prepared {
     /// Runs the program with the standard streams of `command`. If `is_reported`, its processes
     /// record data for a timeline.
-    pub fn run(mut self, is_reported: bool) -> Result<Ended, LaunchError> {
+    pub fn run(mut self, is_reported: bool) -> Result<EndedProgram, LaunchError> {
         if is_reported {
             self.command.envs([(PLACES, "1"), (SAMPLES, "1")]);
         }
@@ -175,13 +175,13 @@ impl Prepared {
     }
 
     /// Records the end of the program. Fails if a process ran without our library.
-    pub fn ended(self, end: End) -> Result<Ended, LaunchError> {
+    pub fn ended(self, end: End) -> Result<EndedProgram, LaunchError> {
         let end = if Hang::is_in(self.folder()) {
             End::Code(hang::EXIT_CODE)
         } else {
             end
         };
-        let ended = Ended {
+        let ended = EndedProgram {
             end,
             folder: self.watch.folder,
         };

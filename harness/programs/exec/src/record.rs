@@ -13,7 +13,7 @@ use serde::Serialize;
 
 use crate::files::{numbered, own_ledger, read_lines};
 use crate::torch_record::{AdaptedEngine, Caller, PEAK_ALLOCATED, Statistics, TorchRecord};
-use crate::{errors::Frame, hang::Hang, machine::Machine, process::End, torch};
+use crate::{errors::ErrorFrame, hang::Hang, machine::Machine, process::End, torch};
 
 /// A run, as `--record` writes it.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -87,7 +87,7 @@ pub struct Process {
     pub uncomputed_reads: u64,
     /// The lines of the first of these reads, in their order.
     #[serde(skip_serializing_if = "Vec::is_empty")]
-    pub uncomputed_reads_at: Vec<Frame>,
+    pub uncomputed_reads_at: Vec<ErrorFrame>,
     /// How often freed memory waited for the work of another stream. Then peaks depend on the
     /// timing of the GPU. Not counted on a real GPU.
     pub waits_of_frees: u64,

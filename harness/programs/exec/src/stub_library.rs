@@ -20,11 +20,11 @@ pub const ANSWER: &str = "harness_gpu_unmodelled";
 pub struct Symbol {
     pub name: String,
     pub node: Option<String>,
-    pub kind: Kind,
+    pub kind: SymbolKind,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Kind {
+pub enum SymbolKind {
     Function,
     Variable,
 }
@@ -82,7 +82,7 @@ impl StubLibrary<'_> {
         self.symbols
             .iter()
             .copied()
-            .filter(|symbol| symbol.kind == Kind::Function)
+            .filter(|symbol| symbol.kind == SymbolKind::Function)
     }
 
     /// Adds all sections, symbols and segments. Contents that depend on addresses are zero, and
@@ -229,8 +229,8 @@ impl StubLibrary<'_> {
         let (mut stub, mut variable) = (0, (self.functions().count() * DESCRIPTOR) as u64);
         for symbol in &self.symbols {
             let (place, section, kind, size) = match symbol.kind {
-                Kind::Function => (&mut stub, sections.text, elf::STT_FUNC, STUB as u64),
-                Kind::Variable => (
+                SymbolKind::Function => (&mut stub, sections.text, elf::STT_FUNC, STUB as u64),
+                SymbolKind::Variable => (
                     &mut variable,
                     sections.data,
                     elf::STT_OBJECT,

@@ -11,7 +11,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use harness_gpu_settings::functions;
 
 use crate::imports::{Imports, Library, library_of_file, library_of_symbol, version_of_copy};
-use crate::stub_library::{Kind, StubLibrary, Symbol};
+use crate::stub_library::{StubLibrary, Symbol, SymbolKind};
 
 /// Libraries that PyTorch opens by name, regardless of its imports: the driver and NVML.
 const ALWAYS: [&str; 2] = [DRIVER, "libnvidia-ml.so.1"];
@@ -43,7 +43,7 @@ pub fn stub_files(
             let function = || Symbol {
                 name: name.to_owned(),
                 node: node.clone(),
-                kind: Kind::Function,
+                kind: SymbolKind::Function,
             };
             library
                 .symbols

@@ -7,8 +7,8 @@ use harness_gpu_settings::settings::{Cuda, CudnnWorkspace, Events, Settings, Val
 use harness_gpu_settings::{latency::Latency, limits::Limits};
 
 use crate::record::{DeviceRecord, FailedCalls, HostAhead, Process, Record};
-use crate::torch_record::{Engine, OtherLibrary, PEAK_ALLOCATED, Statistics, TorchRecord};
-use crate::{errors::Frame, machine::Machine, process::cause_of, torch};
+use crate::torch_record::{InferenceEngine, OtherLibrary, PEAK_ALLOCATED, Statistics, TorchRecord};
+use crate::{errors::ErrorFrame, machine::Machine, process::cause_of, torch};
 
 /// Further function names are only counted.
 const NAMES: usize = 8;
@@ -198,7 +198,7 @@ pub fn lines_of_reads(record: &Record) -> String {
     for line in record
         .used()
         .flat_map(|process| &process.uncomputed_reads_at)
-        .map(Frame::short)
+        .map(ErrorFrame::short)
     {
         if !lines.contains(&line) {
             lines.push(line);
@@ -689,7 +689,7 @@ fn of_host(process: &Process) -> Option<String> {
         .then(|| format!("pinned host memory: {}", host.peaks()))
 }
 
-fn of_engine(engine: &Engine) -> String {
+fn of_engine(engine: &InferenceEngine) -> String {
     let parts: Vec<_> = engine
         .parts()
         .into_iter()

@@ -1,21 +1,21 @@
-//! [`Timeline`] lists the memory events of a process in order. It is read from the files in the
-//! folder of the run.
+//! [`ProgramTimeline`] lists the memory events of a process in order. It is read from the files in
+//! the folder of the run.
 
 use std::{fs, io, path::Path};
 
 use harness_allocator::units::Bytes;
-use harness_gpu_settings::attempts::{self, Attempt, Free};
+use harness_gpu_settings::attempts::{self, Attempt, DriverFree};
 
-use crate::{errors::OutOfMemory, files::numbered, machine::Machine};
+use crate::{errors::OutOfMemoryError, files::numbered, machine::Machine};
 
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct Timeline {
+pub struct ProgramTimeline {
     pub pid: u32,
     pub attempts: Vec<Attempt>,
     /// Memory that it released to the driver, in order.
-    pub frees: Vec<Free>,
+    pub frees: Vec<DriverFree>,
     /// Its OutOfMemoryErrors, in order, if recorded.
-    pub errors: Vec<OutOfMemory>,
+    pub errors: Vec<OutOfMemoryError>,
     /// The bytes that torch had allocated, if sampled.
     pub samples: Vec<Sample>,
 }
@@ -30,12 +30,12 @@ pub struct Sample {
 }
 
 impl Machine {
-    pub fn timelines(&self, run: &Path) -> io::Result<Vec<Timeline>> {
-        Timeline::read_folder(run, &self.counters(run))
+    pub fn timelines(&self, run: &Path) -> io::Result<Vec<ProgramTimeline>> {
+        ProgramTimeline::read_folder(run, &self.counters(run))
     }
 }
 
-impl Timeline {
+impl ProgramTimeline {
     /// Reads the timelines of a run, by process ID; `noted` is the folder of the counters. Skips
     /// processes without attempts.
     pub(crate) fn read_folder(run: &Path, noted: &Path) -> io::Result<Vec<Self>> {
@@ -43,9 +43,9 @@ impl Timeline {
             Ok(Self {
                 pid: *pid,
                 attempts: Attempt::read(path)?,
-                frees: Free::read(&noted.join(format!("{pid}{}", attempts::FREES)))
+                frees: DriverFree::read(&noted.join(format!("{pid}{}", attempts::FREES)))
                     .or_else(none_where_missing)?,
-                errors: OutOfMemory::of_process(run, *pid),
+                errors: OutOfMemoryError::of_process(run, *pid),
                 samples: samples(run, *pid),
             })
         };

@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use harness_allocator::stats::{MemoryStats, StatKey};
 use harness_allocator::units::Bytes;
 use harness_base::words::count;
-use harness_trace::snapshot::HostMemory;
+use harness_trace::snapshot::RecordedHostMemory;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
@@ -63,7 +63,7 @@ pub struct TorchRecord {
     pub not_computed: Option<NotComputed>,
     /// How an inference engine divides the memory, in one of its workers.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub engine: Option<Engine>,
+    pub engine: Option<InferenceEngine>,
     /// The engines and compilers that the hook adapted to the simulated GPU.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub engines: Vec<AdaptedEngine>,
@@ -109,7 +109,7 @@ pub enum Statistics {
 
 /// Bytes of memory by what an inference engine uses it for, as it found them at its start.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Engine {
+pub struct InferenceEngine {
     /// `vLLM` or `SGLang`.
     pub name: String,
     pub memory: u64,
@@ -178,7 +178,7 @@ fn release(version: &str) -> Vec<u64> {
         .collect()
 }
 
-impl Engine {
+impl InferenceEngine {
     /// The uses of the memory and their amounts.
     pub fn parts(&self) -> Vec<(&'static str, String)> {
         let others = Bytes(self.consumed.saturating_sub(self.weights));
@@ -291,8 +291,8 @@ impl TorchRecord {
     }
 
     /// The page-locked memory of the process, if known.
-    pub fn host_memory(&self) -> Option<HostMemory> {
-        HostMemory::of(&self.version, |name| {
+    pub fn host_memory(&self) -> Option<RecordedHostMemory> {
+        RecordedHostMemory::of(&self.version, |name| {
             self.host_memory_stats.as_ref()?.get(name)?.as_u64()
         })
     }

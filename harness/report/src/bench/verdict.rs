@@ -2,7 +2,7 @@
 
 use harness_bench::compare::by_importance;
 use harness_bench::record::{
-    Basis, BenchRun, Build, Change, ChangeFigures, Comparison, Counts, EntryName, Verdict,
+    Basis, BenchComparison, BenchRun, Build, Change, ChangeFigures, Counts, EntryName, Verdict,
 };
 
 use super::super::escape::{code, prose};
@@ -249,7 +249,7 @@ fn basis(basis: &Basis) -> String {
     }
 }
 
-fn uncompared(comparison: &Comparison) -> Vec<String> {
+fn uncompared(comparison: &BenchComparison) -> Vec<String> {
     let of = |names: &[EntryName], what: &str| {
         let first = names
             .first()

@@ -7,7 +7,7 @@ use crate::why;
 
 /// One snapshot, or one device of it, with the causes of the failed request as sentences.
 #[derive(Clone, Debug, Serialize)]
-pub struct Document<'a> {
+pub struct ExplainDocument<'a> {
     pub snapshot: &'a str,
     #[serde(flatten)]
     pub explanation: &'a Explanation,
@@ -15,7 +15,7 @@ pub struct Document<'a> {
     pub why_in_words: Option<String>,
 }
 
-impl<'a> Document<'a> {
+impl<'a> ExplainDocument<'a> {
     pub fn new(snapshot: &'a str, explanation: &'a Explanation) -> Self {
         Self {
             snapshot,
@@ -30,5 +30,5 @@ pub struct Documents<'a> {
     /// The failed ranks, and differences between ranks.
     #[serde(flatten)]
     pub overview: &'a Overview,
-    pub snapshots: Vec<Document<'a>>,
+    pub snapshots: Vec<ExplainDocument<'a>>,
 }

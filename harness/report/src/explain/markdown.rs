@@ -151,30 +151,11 @@ fn bar(root: &Area<'_>, explanation: &Explanation) -> Drawn {
             [(SIDE, y - 7), (SIDE + 14, y + 7)],
             paint.filled(),
         ))?;
-        svg::text(
-            root,
-            cause.bytes.to_string(),
-            (SIDE + 100, y),
-            HPos::Right,
-            12,
-            INK,
-        )?;
-        svg::text(
-            root,
-            text::share(cause.bytes, total),
-            (SIDE + 160, y),
-            HPos::Right,
-            12,
-            INK,
-        )?;
-        svg::text(
-            root,
-            cause.cause.about(),
-            (SIDE + 176, y),
-            HPos::Left,
-            13,
-            INK,
-        )?;
+        let (bytes, share) = (cause.bytes.to_string(), text::share(cause.bytes, total));
+        svg::text(root, bytes, (SIDE + 100, y), HPos::Right, 12, INK)?;
+        svg::text(root, share, (SIDE + 160, y), HPos::Right, 12, INK)?;
+        let about = cause.cause.about();
+        svg::text(root, about, (SIDE + 176, y), HPos::Left, 13, INK)?;
         before = after;
     }
     root.draw(&Rectangle::new(

@@ -5,7 +5,7 @@ use std::path::Path;
 use harness_allocator::units::Bytes;
 use harness_explain::causes::{self, Explanation, Options};
 use harness_explain::compare::{self, Side, Whole};
-use harness_explain::ranks::{self, Rank};
+use harness_explain::ranks::{self, ExplainedRank};
 use harness_explain::state::{At, History};
 use harness_trace::snapshot::Snapshot;
 
@@ -86,8 +86,8 @@ fn a_pull_request_gets_markdown_and_a_picture() {
 fn the_bytes_of_the_json_document_add_up() {
     for name in ["features", "collect-stats", "streams"] {
         let explanation = explained(name, At::Automatic);
-        let document =
-            serde_json::to_value(json::Document::new(name, &explanation)).expect("plain data");
+        let document = serde_json::to_value(json::ExplainDocument::new(name, &explanation))
+            .expect("plain data");
         let sum: u64 = document["causes"]
             .as_array()
             .expect("a list")
@@ -110,7 +110,7 @@ fn several_ranks_are_told_together_with_the_one_that_failed() {
         explained("features", At::Automatic),
     );
     let ranks = [("rank0", &first), ("rank1", &second), ("rank2", &failed)]
-        .map(|(name, explanation)| Rank { name, explanation });
+        .map(|(name, explanation)| ExplainedRank { name, explanation });
     let overview = ranks::overview(&ranks);
     assert_eq!(overview.failed, ["rank2"]);
     assert!(

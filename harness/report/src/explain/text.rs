@@ -5,8 +5,8 @@ use std::fmt::Display;
 
 use harness_allocator::units::Bytes;
 use harness_explain::categories::CategoryBytes;
-use harness_explain::causes::{ByteCause, CauseBytes, Explanation, Refused, SiteBytes};
-use harness_explain::compare::{self, Comparison, Whole};
+use harness_explain::causes::{ByteCause, CauseBytes, Explanation, RefusedRequest, SiteBytes};
+use harness_explain::compare::{self, SnapshotComparison, Whole};
 use harness_explain::pins;
 use harness_explain::ranks::{Overview, RankRow};
 use harness_explain::state::{Moment, MomentKind};
@@ -98,7 +98,7 @@ pub fn render_ranks(
 
 pub fn render_comparison(
     names: [&str; 2],
-    comparison: &Comparison,
+    comparison: &SnapshotComparison,
     style: Style,
     width: Option<usize>,
 ) -> String {
@@ -234,7 +234,7 @@ fn most_of(cause: &CauseBytes) -> String {
     }
 }
 
-pub(super) fn request(request: &Refused, explanation: &Explanation) -> String {
+pub(super) fn request(request: &RefusedRequest, explanation: &Explanation) -> String {
     let exact = if request.requested == request.asked {
         String::new()
     } else {

@@ -4,9 +4,9 @@ use std::collections::BTreeMap;
 use std::{cmp::Reverse, fmt::Write as _};
 
 use harness_allocator::units::Bytes;
-use harness_explain::fleet::{Outcome, Row};
+use harness_explain::fleet::{FleetOutcome, Row};
 
-use super::{Summary, text};
+use super::{FleetSummary, text};
 use crate::escape::between_tags;
 use crate::explain::html::STYLE;
 use crate::words::{Align, Grid, NOTHING};
@@ -24,7 +24,7 @@ td::before{content:attr(data-head) \": \";color:var(--muted)}}";
 const ROWS: usize = 2000;
 
 /// `links`: the page of a job, if there is one.
-pub fn page(rows: &[Row], summary: &Summary, links: &BTreeMap<String, String>) -> String {
+pub fn page(rows: &[Row], summary: &FleetSummary, links: &BTreeMap<String, String>) -> String {
     let mut page = format!(
         "<!DOCTYPE html>\n<html lang=\"en\"><head><meta charset=\"utf-8\"><meta name=\"viewport\" \
          content=\"width=device-width\">\
@@ -68,7 +68,7 @@ pub fn page(rows: &[Row], summary: &Summary, links: &BTreeMap<String, String>) -
 fn add_errors<'l>(page: &mut String, rows: &[Row], link: impl Fn(&str) -> Option<&'l str>) {
     let mut failed: Vec<&Row> = rows
         .iter()
-        .filter(|row| row.analysis.outcome == Outcome::OutOfMemory)
+        .filter(|row| row.analysis.outcome == FleetOutcome::OutOfMemory)
         .collect();
     // Equal problems are neighbours, those with most bytes first.
     failed.sort_by_key(|row| {
@@ -135,7 +135,7 @@ fn jobs(rows: &[Row]) -> Vec<Job<'_>> {
     let mut jobs: BTreeMap<&str, Vec<&Row>> = BTreeMap::new();
     let readable = rows
         .iter()
-        .filter(|row| row.analysis.outcome != Outcome::Unreadable);
+        .filter(|row| row.analysis.outcome != FleetOutcome::Unreadable);
     readable.for_each(|row| jobs.entry(&row.job).or_default().push(row));
     let mut jobs: Vec<Job<'_>> = jobs
         .into_iter()
@@ -163,7 +163,7 @@ impl Job<'_> {
         let failed = self
             .rows
             .iter()
-            .filter(|row| row.analysis.outcome == Outcome::OutOfMemory)
+            .filter(|row| row.analysis.outcome == FleetOutcome::OutOfMemory)
             .count();
         let peaks = [
             |row: &Row| row.analysis.peak_allocated,

@@ -1,4 +1,4 @@
-//! Many snapshots as one table: [`Summary`].
+//! Many snapshots as one table: [`FleetSummary`].
 
 pub mod html;
 #[cfg(feature = "parquet")]
@@ -9,7 +9,7 @@ use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
 
 use harness_allocator::units::Bytes;
-use harness_explain::fleet::{Outcome, Row, SETTINGS};
+use harness_explain::fleet::{FleetOutcome, Row, SETTINGS};
 use indexmap::IndexMap;
 use serde::Serialize;
 
@@ -19,24 +19,24 @@ pub use text::render;
 const LISTED: usize = 6;
 
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
-pub struct Summary {
+pub struct FleetSummary {
     pub snapshots: usize,
     pub jobs: usize,
     pub out_of_memory: usize,
     pub ended: usize,
     pub unreadable: usize,
     /// Most jobs first.
-    pub causes: Vec<Cause>,
+    pub causes: Vec<FleetCause>,
     /// Out-of-memory errors that a replay reproduces.
     pub replayed: usize,
     /// Settings, then changes of the program. What prevents most errors first.
-    pub changes: Vec<Change>,
-    pub not_faithful: Vec<Problem>,
-    pub unreadable_because: Vec<Problem>,
+    pub changes: Vec<FleetChange>,
+    pub not_faithful: Vec<FleetProblem>,
+    pub unreadable_because: Vec<FleetProblem>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct Cause {
+pub struct FleetCause {
     pub cause: String,
     pub jobs: usize,
     pub ranks: usize,
@@ -49,7 +49,7 @@ pub struct Cause {
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct Change {
+pub struct FleetChange {
     pub change: String,
     /// Changes that prevent the same errors.
     pub same: Vec<String>,
@@ -58,19 +58,19 @@ pub struct Change {
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct Problem {
+pub struct FleetProblem {
     pub problem: String,
     pub snapshots: usize,
     pub example: String,
 }
 
-impl Summary {
+impl FleetSummary {
     pub fn of(rows: &[Row]) -> Self {
         let with = |outcome| {
             rows.iter()
                 .filter(move |row| row.analysis.outcome == outcome)
         };
-        let failed: Vec<&Row> = with(Outcome::OutOfMemory).collect();
+        let failed: Vec<&Row> = with(FleetOutcome::OutOfMemory).collect();
         let mut by_cause: BTreeMap<&str, Vec<&Row>> = BTreeMap::new();
         failed.iter().for_each(|row| {
             by_cause
@@ -78,9 +78,9 @@ impl Summary {
                 .or_default()
                 .push(row)
         });
-        let mut causes: Vec<Cause> = by_cause
+        let mut causes: Vec<FleetCause> = by_cause
             .into_iter()
-            .map(|(cause, rows)| Cause::of(cause, &rows))
+            .map(|(cause, rows)| FleetCause::of(cause, &rows))
             .collect();
         causes.sort_by_key(|cause| Reverse((cause.jobs, cause.ranks, cause.bytes)));
         let faithful: Vec<&Row> = failed
@@ -92,8 +92,8 @@ impl Summary {
             snapshots: rows.len(),
             jobs: jobs(rows),
             out_of_memory: failed.len(),
-            ended: with(Outcome::Ended).count(),
-            unreadable: with(Outcome::Unreadable).count(),
+            ended: with(FleetOutcome::Ended).count(),
+            unreadable: with(FleetOutcome::Unreadable).count(),
             causes,
             replayed: faithful.len(),
             changes: changes(&faithful),
@@ -104,12 +104,12 @@ impl Summary {
                     .filter(|row| row.analysis.faithful != Some(true)),
                 "no events were recorded",
             ),
-            unreadable_because: problems(with(Outcome::Unreadable), ""),
+            unreadable_because: problems(with(FleetOutcome::Unreadable), ""),
         }
     }
 }
 
-impl Cause {
+impl FleetCause {
     fn of(cause: &str, rows: &[&Row]) -> Self {
         let top = most(
             rows.iter()
@@ -148,7 +148,7 @@ fn most<'a>(texts: impl Iterator<Item = &'a str>) -> Option<(&'a str, usize)> {
     counts.into_iter().rev().max_by_key(|&(_, count)| count)
 }
 
-fn changes(rows: &[&Row]) -> Vec<Change> {
+fn changes(rows: &[&Row]) -> Vec<FleetChange> {
     // In the order of the rows, which have expandable segments first.
     let mut by_change: IndexMap<&str, BTreeSet<usize>> = IndexMap::new();
     for (index, row) in rows.iter().enumerate() {
@@ -160,14 +160,14 @@ fn changes(rows: &[&Row]) -> Vec<Change> {
     by_change
         .into_iter()
         .for_each(|(change, rows)| by_rows.entry(rows).or_default().push(change));
-    let mut changes: Vec<Change> = by_rows
+    let mut changes: Vec<FleetChange> = by_rows
         .into_iter()
         .map(|(cured, mut same)| {
             // The simplest setting first.
             same.sort_by_key(|change| change.matches(':').count());
             let mut same = same.into_iter().map(str::to_owned);
             let change = same.next().unwrap_or_default();
-            Change {
+            FleetChange {
                 change,
                 same: same.collect(),
                 prevents: cured.len(),
@@ -180,7 +180,7 @@ fn changes(rows: &[&Row]) -> Vec<Change> {
             .cmp(&a.prevents)
             .then_with(|| a.change.cmp(&b.change))
     });
-    let (mut settings, mut others): (Vec<Change>, Vec<Change>) = changes
+    let (mut settings, mut others): (Vec<FleetChange>, Vec<FleetChange>) = changes
         .into_iter()
         .partition(|change| change.change.starts_with(SETTINGS));
     settings.truncate(LISTED);
@@ -189,8 +189,8 @@ fn changes(rows: &[&Row]) -> Vec<Change> {
 }
 
 /// Groups problems that differ only in words with numbers.
-fn problems<'a>(rows: impl Iterator<Item = &'a Row>, unknown: &str) -> Vec<Problem> {
-    let mut groups: BTreeMap<String, Problem> = BTreeMap::new();
+fn problems<'a>(rows: impl Iterator<Item = &'a Row>, unknown: &str) -> Vec<FleetProblem> {
+    let mut groups: BTreeMap<String, FleetProblem> = BTreeMap::new();
     for row in rows {
         let problem = row.analysis.problem.as_deref().unwrap_or(unknown);
         let without = |word: &str| {
@@ -205,14 +205,14 @@ fn problems<'a>(rows: impl Iterator<Item = &'a Row>, unknown: &str) -> Vec<Probl
             .map(without)
             .collect::<Vec<_>>()
             .join(" ");
-        let group = groups.entry(key).or_insert_with(|| Problem {
+        let group = groups.entry(key).or_insert_with(|| FleetProblem {
             problem: problem.to_owned(),
             snapshots: 0,
             example: row.file.clone(),
         });
         group.snapshots += 1;
     }
-    let mut problems: Vec<Problem> = groups.into_values().collect();
+    let mut problems: Vec<FleetProblem> = groups.into_values().collect();
     problems.sort_by(|a, b| {
         b.snapshots
             .cmp(&a.snapshots)

@@ -7,7 +7,7 @@ use crate::terminal::Style;
 
 fn row(file: &str, job: &str, cures: &[&str]) -> Row {
     let analysis = Analysis {
-        outcome: Outcome::OutOfMemory,
+        outcome: FleetOutcome::OutOfMemory,
         cause: Some("inactive_split".to_owned()),
         cause_bytes: 1 << 30,
         top_site: Some("model.py:41 forward".to_owned()),
@@ -57,11 +57,11 @@ fn rows() -> Vec<Row> {
 
 #[test]
 fn causes_changes_and_problems_are_counted_by_jobs_and_ranks() {
-    insta::assert_snapshot!(render(&Summary::of(&rows()), Style::Plain, None));
+    insta::assert_snapshot!(render(&FleetSummary::of(&rows()), Style::Plain, None));
 }
 
 fn page(rows: &[Row]) -> String {
-    html::page(rows, &Summary::of(rows), &BTreeMap::new())
+    html::page(rows, &FleetSummary::of(rows), &BTreeMap::new())
 }
 
 #[test]
@@ -95,10 +95,10 @@ fn the_page_has_the_peaks_of_all_jobs_and_links_their_pages() {
         rows[1].analysis.peak_allocated,
         rows[1].analysis.peak_reserved,
     ) = (3 << 30, 4 << 30);
-    (rows[2].analysis.outcome, rows[2].analysis.peak_reserved) = (Outcome::Ended, 5 << 30);
+    (rows[2].analysis.outcome, rows[2].analysis.peak_reserved) = (FleetOutcome::Ended, 5 << 30);
     let with_links = html::page(
         &rows,
-        &Summary::of(&rows),
+        &FleetSummary::of(&rows),
         &BTreeMap::from([("a".to_owned(), "pages/a-1.html".to_owned())]),
     );
     let peaks = with_links
@@ -182,7 +182,7 @@ fn the_parquet_file_has_a_row_per_snapshot_with_its_fields() {
 #[test]
 fn without_rows_there_are_no_tables() {
     assert_eq!(
-        render(&Summary::of(&[]), Style::Plain, None).trim(),
+        render(&FleetSummary::of(&[]), Style::Plain, None).trim(),
         "0 snapshots of 0 jobs: 0 end with an out-of-memory error, 0 do not."
     );
 }

@@ -2,11 +2,11 @@
 
 use harness_base::words::count;
 
-use super::{Cause, Change, Problem, Summary};
+use super::{FleetCause, FleetChange, FleetProblem, FleetSummary};
 use crate::terminal::{Style, Text};
 use crate::words::{Grid, NOTHING};
 
-pub fn render(summary: &Summary, style: Style, width: Option<usize>) -> String {
+pub fn render(summary: &FleetSummary, style: Style, width: Option<usize>) -> String {
     let mut out = Text::new(style, width);
     out.important(&headline(summary), summary.out_of_memory > 0);
     for (title, grid) in tables(summary) {
@@ -16,8 +16,8 @@ pub fn render(summary: &Summary, style: Style, width: Option<usize>) -> String {
     out.text
 }
 
-pub(super) fn headline(summary: &Summary) -> String {
-    let Summary {
+pub(super) fn headline(summary: &FleetSummary) -> String {
+    let FleetSummary {
         snapshots,
         jobs,
         out_of_memory,
@@ -38,7 +38,7 @@ pub(super) fn headline(summary: &Summary) -> String {
 }
 
 /// The tables that have rows, with their titles.
-pub(super) fn tables(summary: &Summary) -> Vec<(String, Grid)> {
+pub(super) fn tables(summary: &FleetSummary) -> Vec<(String, Grid)> {
     let heads = [
         "jobs",
         "ranks",
@@ -48,7 +48,7 @@ pub(super) fn tables(summary: &Summary) -> Vec<(String, Grid)> {
         "most memory is",
     ];
     let causes = Grid::new("rrrl", heads, summary.causes.iter().map(cause_cells));
-    let change = |change: &Change| {
+    let change = |change: &FleetChange| {
         let others = if change.same.is_empty() {
             String::new()
         } else {
@@ -65,14 +65,14 @@ pub(super) fn tables(summary: &Summary) -> Vec<(String, Grid)> {
         ["prevents", "jobs", "change"],
         summary.changes.iter().map(change),
     );
-    let problem = |problem: &Problem| {
+    let problem = |problem: &FleetProblem| {
         vec![
             problem.snapshots.to_string(),
             problem.problem.clone(),
             problem.example.clone(),
         ]
     };
-    let problems = |of: &[Problem]| {
+    let problems = |of: &[FleetProblem]| {
         Grid::new(
             "rl",
             ["snapshots", "why", "for example"],
@@ -105,8 +105,8 @@ pub(super) fn tables(summary: &Summary) -> Vec<(String, Grid)> {
         .collect()
 }
 
-fn cause_cells(cause: &Cause) -> Vec<String> {
-    let Cause {
+fn cause_cells(cause: &FleetCause) -> Vec<String> {
+    let FleetCause {
         cause,
         jobs,
         ranks,

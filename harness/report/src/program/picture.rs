@@ -2,7 +2,7 @@
 //! with failed allocations.
 
 use harness_allocator::units::Bytes;
-use harness_exec::timeline::Timeline;
+use harness_exec::timeline::ProgramTimeline;
 use harness_gpu_settings::attempts::{Attempt, Outcome};
 use plotters::prelude::*;
 
@@ -26,7 +26,7 @@ pub(super) struct Clock {
 }
 
 pub(super) struct Curve<'a> {
-    pub(super) timeline: &'a Timeline,
+    pub(super) timeline: &'a ProgramTimeline,
     pub(super) device: u32,
     pub(super) title: String,
 }
@@ -113,7 +113,7 @@ impl Curve<'_> {
     }
 
     fn end(&self) -> f64 {
-        let Timeline {
+        let ProgramTimeline {
             attempts,
             frees,
             samples,

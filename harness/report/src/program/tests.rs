@@ -1,11 +1,11 @@
 //! One run as a user meets it in a report.
 #![allow(clippy::unwrap_used)]
 
-use harness_exec::errors::{Frame, OutOfMemory};
+use harness_exec::errors::{ErrorFrame, OutOfMemoryError};
 use harness_exec::record::DeviceRecord;
 use harness_exec::timeline::Sample;
 use harness_exec::torch_record::{Statistics, TorchRecord};
-use harness_gpu_settings::{attempts::Free, calls::Call, gpus::Gpu};
+use harness_gpu_settings::{attempts::DriverFree, calls::Call, gpus::Gpu};
 
 use super::*;
 
@@ -23,7 +23,7 @@ fn attempt(size: u64, submitted: u64, outcome: Outcome, held: u64) -> Attempt {
 
 /// A process that holds 400 MiB, is refused 700 MiB of 1 GiB twice, gives 100 MiB back meanwhile,
 /// and ends.
-fn run() -> (Record, Machine, Vec<Timeline>) {
+fn run() -> (Record, Machine, Vec<ProgramTimeline>) {
     let settings = Settings::new(Gpu::named("a100-40").unwrap(), Bytes::gib(1));
     let torch = TorchRecord {
         version: "2.11.0+cu130".to_owned(),
@@ -94,7 +94,7 @@ fn run() -> (Record, Machine, Vec<Timeline>) {
         peak_held: vec![400 << 20],
         processes: vec![process],
     };
-    let timeline = Timeline {
+    let timeline = ProgramTimeline {
         pid: 7,
         attempts: vec![
             attempt(300, 0, Outcome::Served, 0),
@@ -102,15 +102,15 @@ fn run() -> (Record, Machine, Vec<Timeline>) {
             attempt(700, 20, Outcome::Injected, 400),
             attempt(700, 20, Outcome::Refused, 300),
         ],
-        frees: vec![Free {
+        frees: vec![DriverFree {
             attempts: 3,
             submitted: 20,
             device: 0,
             held: Bytes::mib(300),
         }],
-        errors: vec![OutOfMemory {
+        errors: vec![OutOfMemoryError {
             attempts: 4,
-            frames: vec![Frame {
+            frames: vec![ErrorFrame {
                 file: "/home/me/train.py".to_owned(),
                 line: 7,
                 name: "<module>".to_owned(),
@@ -125,9 +125,9 @@ fn run() -> (Record, Machine, Vec<Timeline>) {
     (record, Machine::Simulated(settings), vec![timeline])
 }
 
-fn with_program<T>(missed: Option<&str>, act: impl FnOnce(&Program<'_>) -> T) -> T {
+fn with_program<T>(missed: Option<&str>, act: impl FnOnce(&ProgramReport<'_>) -> T) -> T {
     let (record, machine, timelines) = run();
-    act(&Program {
+    act(&ProgramReport {
         command: "python train.py",
         again: "harness exec --memory 1GiB -- python train.py",
         machine: &machine,
@@ -151,7 +151,7 @@ fn a_page_says_how_the_program_ended_with_its_traceback_calls_and_models() {
 fn peaks_after_a_read_of_a_value_that_nothing_computed_are_marked() {
     let (mut record, machine, timelines) = run();
     record.processes[0].uncomputed_reads = 1;
-    let program = Program {
+    let program = ProgramReport {
         command: "python train.py",
         again: "harness exec --memory 1GiB -- python train.py",
         machine: &machine,
@@ -188,7 +188,7 @@ fn differences_from_a_baseline_fail_the_test_case_and_are_listed() {
         "train.py:21 <lambda> allocates 64 MiB more at the peak: 128 MiB instead of 64 MiB"
             .to_owned(),
     ];
-    let program = Program {
+    let program = ProgramReport {
         command: "true",
         again: "",
         machine: &machine,
@@ -216,7 +216,7 @@ fn a_test_case_fails_with_the_traceback_or_for_a_failure_that_was_not_reached() 
     insta::assert_snapshot!(with_program(Some("--fail cudaMalloc:40:2:0"), junit));
     let (mut record, machine, timelines) = run();
     record.exit_code = 0;
-    let program = Program {
+    let program = ProgramReport {
         command: "true",
         again: "harness exec -- true",
         machine: &machine,
@@ -244,7 +244,7 @@ fn a_page_of_a_real_gpu_says_what_is_limited_and_counts_calls_for_memory() {
         peak_held: Vec::new(),
         ..record
     };
-    let program = Program {
+    let program = ProgramReport {
         command: "python train.py",
         again: "harness exec --device cuda:0 --memory 1GiB -- python train.py",
         machine: &Machine::Real(0, limits),

@@ -1,7 +1,7 @@
 //! What many runs came to, as it is shown.
 #![allow(clippy::unwrap_used)]
 
-use harness_exec::errors::Frame;
+use harness_exec::errors::ErrorFrame;
 use harness_exec::torch_record::Caller;
 use harness_exec::trials::{faults::First, faults::Second, least::OrderLeast};
 
@@ -9,13 +9,13 @@ use super::*;
 
 const MIB: u64 = 1 << 20;
 
-fn case(attempt: u64, outcome: Outcome, line: u64) -> Case {
-    let frame = Frame {
+fn case(attempt: u64, outcome: Outcome, line: u64) -> FaultCase {
+    let frame = ErrorFrame {
         file: "/home/me/train.py".to_owned(),
         line,
         name: "step".to_owned(),
     };
-    Case {
+    FaultCase {
         rank: None,
         call: None,
         attempt,
@@ -36,7 +36,7 @@ fn case(attempt: u64, outcome: Outcome, line: u64) -> Case {
     }
 }
 
-fn report(cases: Vec<Case>) -> FaultReport {
+fn report(cases: Vec<FaultCase>) -> FaultReport {
     let first = First {
         attempts: 64,
         processes: 1,
@@ -150,7 +150,7 @@ fn the_table_of_several_ranks_shows_who_waits_for_whom() {
     let hang = Outcome::Hang {
         ranks: vec![waits.to_owned(), "rank 1 has ended".to_owned()],
     };
-    let of_rank = |rank, case: Case| Case {
+    let of_rank = |rank, case: FaultCase| FaultCase {
         rank: Some(rank),
         ..case
     };
@@ -180,7 +180,7 @@ fn the_table_of_several_ranks_shows_who_waits_for_whom() {
 
 #[test]
 fn the_sentence_says_all_or_none_where_that_is_so() {
-    let sentence = |cases: Vec<Case>| sentence_of_faults(&report(cases));
+    let sentence = |cases: Vec<FaultCase>| sentence_of_faults(&report(cases));
     assert_eq!(
         sentence(vec![case(1, Outcome::Recovered, 5)]),
         "The program recovers from the injected failure."
@@ -229,8 +229,8 @@ fn the_least_memory_is_shown_by_the_order_of_addresses() {
     insta::assert_snapshot!(text(Trials::Least(&report), Style::Plain, None));
 }
 
-fn rows() -> Vec<Row> {
-    let row = |conf: &str, exit_code: Option<u8>, peak: u64| Row {
+fn rows() -> Vec<SettingsRow> {
+    let row = |conf: &str, exit_code: Option<u8>, peak: u64| SettingsRow {
         alloc_conf: conf.to_owned(),
         basis: if conf.is_empty() {
             Basis::Confirmed
@@ -252,7 +252,7 @@ fn rows() -> Vec<Row> {
     vec![
         row("", Some(1), 1000),
         row("expandable_segments:True", Some(0), 800),
-        Row {
+        SettingsRow {
             is_hang: true,
             ..row("max_split_size_mb:32", None, 900)
         },
@@ -297,9 +297,9 @@ fn the_least_memory_of_a_setting_is_a_column_and_no_good_setting_is_said() {
 #[test]
 fn how_far_the_orders_of_addresses_differ_is_said_of_each_setting() {
     let mut rows = rows();
-    let other = |addresses: &str, row: &Row, code, more: u64| OtherOrder {
+    let other = |addresses: &str, row: &SettingsRow, code, more: u64| OtherOrder {
         addresses: addresses.to_owned(),
-        row: Row {
+        row: SettingsRow {
             exit_code: Some(code),
             ended_out_of_memory: code == 1,
             peak_reserved: row.peak_reserved + more * MIB,

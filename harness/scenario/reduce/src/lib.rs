@@ -11,10 +11,10 @@ use std::ops::ControlFlow;
 
 use harness_allocator::units::Bytes;
 
-pub type Watch<'a> = dyn FnMut(&Progress) -> ControlFlow<()> + 'a;
+pub type Watch<'a> = dyn FnMut(&ReductionProgress) -> ControlFlow<()> + 'a;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Progress {
+pub struct ReductionProgress {
     /// The remaining operations of a trace, or steps of a scenario.
     pub operations: usize,
     pub memory: Bytes,

@@ -15,7 +15,7 @@ use serde::{Deserialize, Serialize};
 
 /// A call to fail, and the allocator operation that makes it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Point {
+pub struct BranchPoint {
     pub place: usize,
     /// The index of the process that makes the call; `None` for the main one.
     pub process: Option<usize>,
@@ -24,7 +24,7 @@ pub struct Point {
     pub operation: u64,
 }
 
-impl Point {
+impl BranchPoint {
     fn is_launch(&self) -> bool {
         self.made.call == DeviceCall::LaunchKernel
     }
@@ -33,7 +33,7 @@ impl Point {
 /// The failing calls of a copy: `count` calls, starting with `point`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Failing {
-    pub point: Point,
+    pub point: BranchPoint,
     pub count: u64,
 }
 
@@ -54,7 +54,7 @@ pub struct Branches(Arc<Mutex<State>>);
 #[derive(Debug)]
 struct State {
     /// The remaining points in the order of operations; within one operation, launches come last.
-    points: VecDeque<Point>,
+    points: VecDeque<BranchPoint>,
     injector: Injector,
     /// The failing calls, if this process is a copy.
     failing: Option<Failing>,
@@ -62,8 +62,8 @@ struct State {
 
 impl Branches {
     /// `injector` belongs to the run's device and has no faults yet.
-    pub fn new(points: impl IntoIterator<Item = Point>, injector: Injector) -> Self {
-        let mut points: Vec<Point> = points.into_iter().collect();
+    pub fn new(points: impl IntoIterator<Item = BranchPoint>, injector: Injector) -> Self {
+        let mut points: Vec<BranchPoint> = points.into_iter().collect();
         points.sort_by_key(|point| (point.operation, point.is_launch()));
         Self(Arc::new(Mutex::new(State {
             points: points.into(),
@@ -124,7 +124,7 @@ impl Branches {
 impl State {
     /// Forks for the next points, up to the first one that is due later. Returns whether this
     /// process is a copy, made now or earlier. After the last point, the original exits here.
-    fn make(&mut self, due: impl Fn(&Point) -> Due) -> bool {
+    fn make(&mut self, due: impl Fn(&BranchPoint) -> Due) -> bool {
         if self.failing.is_some() {
             return true;
         }
@@ -144,7 +144,7 @@ impl State {
 
     /// Forks the copies of a point one after the other. Returns whether this process is one of
     /// them.
-    fn branch(&mut self, point: Point) -> bool {
+    fn branch(&mut self, point: BranchPoint) -> bool {
         for count in 1.. {
             match fork() {
                 Ok(Forked::Copy) => {

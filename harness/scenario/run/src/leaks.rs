@@ -297,7 +297,11 @@ pub(crate) fn compare(ctx: &RunContext, since: &MeasureName) -> StepResult {
     let Some(now) = ctx.rig.site_bytes() else {
         return StepResult::default();
     };
-    let before = ctx.sites_at.get(since).map_or(&[][..], Vec::as_slice);
+    let before = ctx
+        .values
+        .sites_at
+        .get(since)
+        .map_or(&[][..], Vec::as_slice);
     let sites = ctx
         .rig
         .sites()

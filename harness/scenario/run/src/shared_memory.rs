@@ -5,7 +5,7 @@ use std::{io, path::PathBuf};
 
 use harness_allocator::units::Bytes;
 use harness_exec::launch::RunFolder;
-use harness_gpu_settings::ledger::{Account, Ledger};
+use harness_gpu_settings::ledger::{Ledger, LedgerAccount};
 
 const DEVICE: u32 = 0;
 /// The file that records the memory of each process.
@@ -14,14 +14,14 @@ const LEDGER: &str = "ledger";
 #[derive(Debug)]
 pub(crate) struct SharedMemory {
     folder: RunFolder,
-    account: Account,
+    account: LedgerAccount,
 }
 
 impl SharedMemory {
     /// Creates an empty ledger.
     pub(crate) fn new() -> io::Result<Self> {
         let folder = RunFolder::new()?;
-        let account = Account::new(Some(Ledger::create(&folder.path().join(LEDGER))?));
+        let account = LedgerAccount::new(Some(Ledger::create(&folder.path().join(LEDGER))?));
         Ok(Self { folder, account })
     }
 

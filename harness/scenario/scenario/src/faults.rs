@@ -17,13 +17,13 @@ pub struct PlannedFault {
     /// The process whose calls it affects; `None`: the main process.
     pub process: Option<ProcessName>,
     pub fault: Fault,
-    pub origin: Origin,
+    pub origin: FaultOrigin,
     /// `true` if the run must end with this error.
     pub ends_run: bool,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Origin {
+pub enum FaultOrigin {
     /// The scenario, at this position.
     File(Position),
     Option(String),
@@ -32,8 +32,8 @@ pub enum Origin {
 impl PlannedFault {
     pub const fn position(&self) -> Option<Position> {
         match &self.origin {
-            Origin::File(position) => Some(*position),
-            Origin::Option(_) => None,
+            FaultOrigin::File(position) => Some(*position),
+            FaultOrigin::Option(_) => None,
         }
     }
 }
@@ -41,8 +41,8 @@ impl PlannedFault {
 impl fmt::Display for PlannedFault {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &self.origin {
-            Origin::File(position) => write!(f, "the fault in line {}", position.line),
-            Origin::Option(text) => write!(f, "`--fail {text}`"),
+            FaultOrigin::File(position) => write!(f, "the fault in line {}", position.line),
+            FaultOrigin::Option(text) => write!(f, "`--fail {text}`"),
         }
     }
 }
@@ -106,7 +106,7 @@ impl AskedFault {
         Ok(PlannedFault {
             process: process.transpose()?,
             fault: self.fault,
-            origin: Origin::Option(self.text.clone()),
+            origin: FaultOrigin::Option(self.text.clone()),
             ends_run: false,
         })
     }
@@ -205,7 +205,7 @@ impl FaultWire {
         Ok(PlannedFault {
             process,
             fault,
-            origin: Origin::File(at),
+            origin: FaultOrigin::File(at),
             ends_run: self.ends_run(effect)?,
         })
     }

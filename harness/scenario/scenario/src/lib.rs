@@ -26,7 +26,7 @@ mod trace;
 pub use cases::{Cases, DeviceKind, Reasons};
 pub use checker::{MAX_BUFFERS, MAX_NESTING, MAX_OPERATIONS};
 pub use ending::{Ending, Expected};
-pub use faults::{AskedFault, MAX_FAULTS, NoProcess, Origin, PlannedFault};
+pub use faults::{AskedFault, FaultOrigin, MAX_FAULTS, NoProcess, PlannedFault};
 pub use harness_language::error::{FileError, choices};
 pub use harness_language::expression::{
     AmountError, ArithmeticError, Comparison, Dimension, EvaluateError, Evaluation, MAX_TERMS,

@@ -442,40 +442,30 @@ fn check_scenario(
     let expect_violation = expect_violation(wire, &mut checker)?;
     let claim = wire.claim.as_ref().map(|claim| claim.check(&checker));
     let (claim, figures) = claim.transpose()?.unzip();
-    let Checker {
-        comparisons,
-        streams_of_traces,
-        renamed,
-        ..
-    } = checker;
-    let Declarations {
-        needs,
-        allocators,
-        streams,
-        programs,
-        processes,
-    } = declarations;
+    let (renamed, comparisons) = (checker.renamed.into_inner(), checker.comparisons);
+    let of_traces = checker.streams_of_traces;
+    let streams = declarations.streams.into_iter();
     Ok(Scenario {
         name: name(path, &point),
         path: path.to_owned(),
         about,
         parameters: point.texts,
-        needs,
+        needs: declarations.needs,
         seed: wire.seed,
         steps,
         faults,
         health_check,
         invariants,
         expect_violation,
-        renamed: renamed.into_inner().into_iter().collect(),
+        renamed: renamed.into_iter().collect(),
         claim,
         figures: figures.unwrap_or_default(),
         comparisons,
-        allocators,
-        streams: streams.into_iter().chain(streams_of_traces).collect(),
-        programs,
-        source: (!processes.is_empty()).then(|| source.to_owned()),
-        processes,
+        allocators: declarations.allocators,
+        streams: streams.chain(of_traces).collect(),
+        programs: declarations.programs,
+        source: (!declarations.processes.is_empty()).then(|| source.to_owned()),
+        processes: declarations.processes,
         tags,
         skip,
         expected_to_fail,

@@ -1,7 +1,7 @@
 //! Recommends allocator settings from the results of a [`Grid`](crate::grid::Grid): [`Advice`].
 
 use harness_allocator::units::Bytes;
-use harness_trace::program::{Ended, RecordedProgram};
+use harness_trace::program::{RecordedEnd, RecordedProgram};
 
 use crate::grid::Ending;
 
@@ -17,11 +17,11 @@ pub struct Advice<'e> {
     /// True if the recording reaches the end of the program. If it ends with an OOM, a setting is
     /// known to pass that point only.
     pub is_complete: bool,
-    pub verdict: Verdict<'e>,
+    pub verdict: AdviceVerdict<'e>,
 }
 
 #[derive(Clone, Debug, PartialEq)]
-pub enum Verdict<'e> {
+pub enum AdviceVerdict<'e> {
     /// The program fits only with these settings.
     Fits(&'e Ending),
     /// The program fits without settings, but these save memory.
@@ -53,18 +53,18 @@ impl<'e> Advice<'e> {
             let limit = least(own).0 - least(own).0 / 100 * WORTH_PERCENT;
             fitting
                 .filter(|best| least(best).0 <= limit)
-                .map_or(Verdict::Fine, Verdict::Saves)
+                .map_or(AdviceVerdict::Fine, AdviceVerdict::Saves)
         } else {
             let is_closer = |ending: &&Ending| least(ending) > memory && least(ending) < least(own);
             let closest = pytorchs()
                 .filter(is_closer)
                 .min_by_key(|ending| (least(ending), simplicity(ending)));
             fitting.map_or(
-                Verdict::Nothing {
+                AdviceVerdict::Nothing {
                     needed: own.peak_allocated,
                     closest,
                 },
-                Verdict::Fits,
+                AdviceVerdict::Fits,
             )
         };
         Some(Self {
@@ -76,15 +76,15 @@ impl<'e> Advice<'e> {
 
     pub fn recommended(&self) -> Option<&'e Ending> {
         match self.verdict {
-            Verdict::Fits(best) | Verdict::Saves(best) => Some(best),
-            Verdict::Fine | Verdict::Nothing { .. } => None,
+            AdviceVerdict::Fits(best) | AdviceVerdict::Saves(best) => Some(best),
+            AdviceVerdict::Fine | AdviceVerdict::Nothing { .. } => None,
         }
     }
 }
 
 /// Returns true if the recording appears to reach the end of its program.
 pub const fn is_complete(program: &RecordedProgram) -> bool {
-    matches!(program.ended, Ended::Well)
+    matches!(program.ended, RecordedEnd::Well)
 }
 
 /// The results that need the least memory, then the fewest settings, then the cheapest driver

@@ -10,7 +10,7 @@ use harness_trace::snapshot::{Action, Block, Event, PoolId, Segment};
 use serde::Serialize;
 
 use crate::pins;
-use crate::view::{DeviceSize, Refused, Totals, View, pool_mismatch};
+use crate::view::{DeviceSize, RefusedRequest, Totals, View, pool_mismatch};
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct FailedAttempt {
@@ -50,7 +50,7 @@ pub(crate) struct Missing {
 /// Computes the lacking memory if no free block is sufficient. New pages of an expandable segment
 /// extend the free memory before them. The allocator uses the first place where both together are
 /// sufficient.
-pub(crate) fn missing(view: &View<'_>, request: &Refused) -> Missing {
+pub(crate) fn missing(view: &View<'_>, request: &RefusedRequest) -> Missing {
     if !view.config.expandable_segments {
         return Missing {
             bytes: request.requested,
@@ -95,7 +95,10 @@ fn free_at(block: Option<&Block>) -> u64 {
         .map_or(0, |block| block.size.get())
 }
 
-fn own_segments<'a>(view: &'a View<'_>, request: &'a Refused) -> impl Iterator<Item = &'a Segment> {
+fn own_segments<'a>(
+    view: &'a View<'_>,
+    request: &'a RefusedRequest,
+) -> impl Iterator<Item = &'a Segment> {
     view.state
         .segments
         .iter()
@@ -115,7 +118,7 @@ pub(crate) fn limit(
 
 pub(crate) fn of(
     view: &View<'_>,
-    request: &Refused,
+    request: &RefusedRequest,
     totals: Totals,
     size: &DeviceSize,
 ) -> Vec<FailedAttempt> {
@@ -139,7 +142,7 @@ pub(crate) fn of(
     ways
 }
 
-fn lane(request: &Refused) -> String {
+fn lane(request: &RefusedRequest) -> String {
     let PoolId(first, second) = request.private_pool;
     let private = if request.private_pool.is_default() {
         String::new()
@@ -161,7 +164,7 @@ pub(crate) fn stream(handle: u64) -> String {
     }
 }
 
-fn in_state(view: &View<'_>, request: &Refused, state: BlockState) -> Pieces {
+fn in_state(view: &View<'_>, request: &RefusedRequest, state: BlockState) -> Pieces {
     let blocks = own_segments(view, request).flat_map(|segment| &segment.blocks);
     blocks
         .filter(|block| block.state == state)
@@ -169,7 +172,7 @@ fn in_state(view: &View<'_>, request: &Refused, state: BlockState) -> Pieces {
         .collect()
 }
 
-fn free_block(view: &View<'_>, request: &Refused) -> String {
+fn free_block(view: &View<'_>, request: &RefusedRequest) -> String {
     let pieces = in_state(view, request, BlockState::Inactive);
     let (lane, needed) = (lane(request), request.rounded);
     if pieces.is_empty() {
@@ -199,7 +202,7 @@ fn free_block(view: &View<'_>, request: &Refused) -> String {
     }
 }
 
-fn pending(view: &View<'_>, request: &Refused) -> Option<String> {
+fn pending(view: &View<'_>, request: &RefusedRequest) -> Option<String> {
     let waiting = in_state(view, request, BlockState::PendingFree);
     let blocks = count(waiting.count, "block");
     (!waiting.is_empty()).then(|| {
@@ -212,7 +215,7 @@ fn pending(view: &View<'_>, request: &Refused) -> Option<String> {
 
 fn new_segment(
     view: &View<'_>,
-    request: &Refused,
+    request: &RefusedRequest,
     missing: &Missing,
     totals: Totals,
     size: &DeviceSize,
@@ -264,7 +267,7 @@ pub(crate) fn given_back(view: &View<'_>) -> Pieces {
         .collect()
 }
 
-fn retry(view: &View<'_>, request: &Refused) -> String {
+fn retry(view: &View<'_>, request: &RefusedRequest) -> String {
     if !request.private_pool.is_default() {
         return "A request for a private pool releases no cached memory.".to_owned();
     }

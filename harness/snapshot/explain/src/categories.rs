@@ -87,7 +87,7 @@ pub struct CategoryBytes {
 /// frame.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Rule {
+pub struct CategoryRule {
     pub category: String,
     /// A part of the path.
     #[serde(default)]
@@ -111,7 +111,7 @@ impl TryFrom<String> for Pattern {
     }
 }
 
-impl Rule {
+impl CategoryRule {
     pub const fn matches_everything(&self) -> bool {
         self.file.is_none() && self.function.is_none() && self.regex.is_none()
     }
@@ -223,9 +223,19 @@ struct Sum {
     inferred: Bytes,
 }
 
+impl Sum {
+    fn and(self, other: &Self) -> Self {
+        Self {
+            bytes: self.bytes + other.bytes,
+            blocks: self.blocks + other.blocks,
+            inferred: self.inferred + other.inferred,
+        }
+    }
+}
+
 /// The categories of a moment, and of the peak. Empty if the stacks have no frames of Python or
 /// C++.
-pub(crate) fn list(view: &View<'_>, rules: &[Rule]) -> Vec<CategoryBytes> {
+pub(crate) fn list(view: &View<'_>, rules: &[CategoryRule]) -> Vec<CategoryBytes> {
     if !view
         .snapshot
         .stacks
@@ -249,27 +259,13 @@ pub(crate) fn list(view: &View<'_>, rules: &[Rule]) -> Vec<CategoryBytes> {
         .filter(|(name, _)| seen.insert(*name));
     let category = |(name, about): (&str, &str)| {
         let sum = |of: &HashMap<&str, BTreeMap<SiteId, Sum>>| {
-            let add = |a: Sum, b: &Sum| Sum {
-                bytes: a.bytes + b.bytes,
-                blocks: a.blocks + b.blocks,
-                inferred: a.inferred + b.inferred,
-            };
-            of.get(name)
-                .into_iter()
-                .flat_map(BTreeMap::values)
-                .fold(Sum::default(), add)
+            let sites = of.get(name).into_iter().flat_map(BTreeMap::values);
+            sites.fold(Sum::default(), Sum::and)
         };
-        let (
-            Sum {
-                bytes,
-                blocks,
-                inferred,
-            },
-            peak,
-        ) = (sum(&now), sum(&at_peak));
-        let about = match inferred + peak.inferred {
+        let (now_sum, peak) = (sum(&now), sum(&at_peak));
+        let about = match now_sum.inferred + peak.inferred {
             Bytes::ZERO => about.to_owned(),
-            all if all == bytes + peak.bytes => format!("{about}, probably"),
+            all if all == now_sum.bytes + peak.bytes => format!("{about}, probably"),
             _ => format!("{about}, in part probably"),
         };
         let site = |(&id, &Sum { bytes, blocks, .. }): (&SiteId, &Sum)| SiteBytes {
@@ -280,15 +276,14 @@ pub(crate) fn list(view: &View<'_>, rules: &[Rule]) -> Vec<CategoryBytes> {
         };
         let mut sites: Vec<SiteBytes> = now.get(name).into_iter().flatten().map(site).collect();
         sites.sort_by(|a, b| b.bytes.cmp(&a.bytes).then_with(|| a.site.cmp(&b.site)));
-        let (peak_bytes, inferred_peak_bytes) = (peak.bytes, peak.inferred);
         CategoryBytes {
             category: name.to_owned(),
             about,
-            bytes,
-            blocks,
-            peak_bytes,
-            inferred_bytes: inferred,
-            inferred_peak_bytes,
+            bytes: now_sum.bytes,
+            blocks: now_sum.blocks,
+            peak_bytes: peak.bytes,
+            inferred_bytes: now_sum.inferred,
+            inferred_peak_bytes: peak.inferred,
             sites,
         }
     };
@@ -298,7 +293,7 @@ pub(crate) fn list(view: &View<'_>, rules: &[Rule]) -> Vec<CategoryBytes> {
 }
 
 impl<'a> Categories<'a> {
-    fn new(view: &'a View<'a>, rules: &'a [Rule]) -> Self {
+    fn new(view: &'a View<'a>, rules: &'a [CategoryRule]) -> Self {
         let stacks = &view.snapshot.stacks;
         let program = origin::Program::new(view.snapshot);
         let of_stack: Vec<Origin<'a>> = stacks
@@ -512,11 +507,8 @@ impl<'a> Categories<'a> {
         let mut found = HashMap::new();
         let from_before: Vec<&Life<'_>> = before.iter().filter(has_size).collect();
         for life in &from_before {
-            let is_only = from_before
-                .iter()
-                .filter(|other| other.stack == life.stack)
-                .count()
-                == 1;
+            let has_same_stack = |other: &&&Life<'_>| other.stack == life.stack;
+            let is_only = from_before.iter().filter(has_same_stack).count() == 1;
             if life.origin == Origin::Forward && is_only && is_product(life.stack) == Some(true) {
                 found.insert(life.birth, WORKSPACES);
             }

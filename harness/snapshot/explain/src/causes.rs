@@ -24,15 +24,15 @@ use harness_allocator::allocator::caching::{Config, TorchVersion};
 use harness_allocator::units::Bytes;
 use harness_record::FailedRequest;
 use harness_trace::program::ProgramError;
-use harness_trace::snapshot::{Action, HostMemory, Snapshot};
+use harness_trace::snapshot::{Action, RecordedHostMemory, Snapshot};
 
 pub use crate::byte_cause::{ByteCause, CauseBytes, SiteBytes};
-use crate::categories::{self, Rule};
+use crate::categories::{self, CategoryRule};
 pub use crate::consistency::Contradiction;
 pub use crate::explanation::Explanation;
 use crate::fidelity::{self, Fidelity};
 use crate::state::{At, History, MomentError, MomentKind};
-pub use crate::view::{Refused, TotalKnown, Totals};
+pub use crate::view::{RefusedRequest, TotalKnown, Totals};
 use crate::{attempts, consistency, growth, idle, pins, sites::Sites, view::View, waits};
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -112,7 +112,7 @@ pub fn explain_by(
     snapshot: &Snapshot,
     device: u32,
     options: Options,
-    rules: &[Rule],
+    rules: &[CategoryRule],
 ) -> Result<Explanation, ExplainError> {
     let replay = |is_foreign: bool| {
         let is_replayable = !snapshot.events_of(device).is_empty() && !is_foreign;
@@ -133,7 +133,7 @@ fn explain_with(
     snapshot: &Snapshot,
     device: u32,
     options: Options,
-    rules: &[Rule],
+    rules: &[CategoryRule],
     replay: impl FnOnce(bool) -> Option<Result<Fidelity, ProgramError>>,
 ) -> Result<Explanation, ExplainError> {
     let conf = snapshot
@@ -198,20 +198,24 @@ fn explain_with(
         );
     }
     let host_memory = snapshot.host_memory();
-    notes.extend(host_memory.filter(HostMemory::is_of_program).map(|host| {
-        let allocated = host.allocated.map_or_else(String::new, |allocated| {
-            format!(
-                "{allocated} \
+    notes.extend(
+        host_memory
+            .filter(RecordedHostMemory::is_of_program)
+            .map(|host| {
+                let allocated = host.allocated.map_or_else(String::new, |allocated| {
+                    format!(
+                        "{allocated} \
              allocated, "
-            )
-        });
-        format!(
-            "pinned host memory at the time of the snapshot, besides the figures above: \
+                    )
+                });
+                format!(
+                    "pinned host memory at the time of the snapshot, besides the figures above: \
              {allocated}{} reserved ({})",
-            host.reserved,
-            host.peaks()
-        )
-    }));
+                    host.reserved,
+                    host.peaks()
+                )
+            }),
+    );
     let recovered = replay(is_foreign);
     notes.extend(
         recovered

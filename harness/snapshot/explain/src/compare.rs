@@ -63,7 +63,7 @@ pub struct Side<'a> {
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct Comparison {
+pub struct SnapshotComparison {
     pub headline: String,
     pub before: Whole,
     pub after: Whole,
@@ -91,7 +91,7 @@ pub struct SiteChange {
 }
 
 /// Compares two snapshots. Takes `n log n` time for `n` sites.
-pub fn compare(before: Side<'_>, after: Side<'_>) -> Comparison {
+pub fn compare(before: Side<'_>, after: Side<'_>) -> SnapshotComparison {
     let causes = ByteCause::ALL.into_iter().map(|(cause, ..)| CauseChange {
         cause,
         before: before.explanation.bytes(cause),
@@ -100,7 +100,7 @@ pub fn compare(before: Side<'_>, after: Side<'_>) -> Comparison {
     let causes = causes.filter(|change| change.before.max(change.after) > Bytes::ZERO);
     let sites = changed_sites(before.explanation, after.explanation);
     let headline = headline(before.whole, after.whole, &sites);
-    Comparison {
+    SnapshotComparison {
         headline,
         before: before.whole,
         after: after.whole,

@@ -2,7 +2,7 @@
 //! final state must never free memory twice.
 
 use harness_allocator::stats::BlockState;
-use harness_trace::snapshot::{Action, Event, Ranges, Segment, Snapshot};
+use harness_trace::snapshot::{Action, AddressRanges, Event, Segment, Snapshot};
 
 /// An event that cannot have happened before the later events and the final state.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -34,13 +34,13 @@ pub(crate) fn contradiction(snapshot: &Snapshot, device: u32) -> Option<Contradi
         .flat_map(|segment| &segment.blocks)
         .filter(|block| block.state != BlockState::Inactive);
     let mut undo = Undo {
-        blocks: Ranges(
+        blocks: AddressRanges(
             in_use
                 .map(|block| (block.address, block.address + block.size.0))
                 .collect(),
         ),
-        mapped: Ranges::default(),
-        segments: Ranges::default(),
+        mapped: AddressRanges::default(),
+        segments: AddressRanges::default(),
     };
     for segment in &segments {
         let ranges = if segment.expandable {
@@ -69,9 +69,9 @@ pub(crate) fn contradiction(snapshot: &Snapshot, device: u32) -> Option<Contradi
 
 /// The memory in use before the events that were not undone yet.
 struct Undo {
-    blocks: Ranges,
-    segments: Ranges,
-    mapped: Ranges,
+    blocks: AddressRanges,
+    segments: AddressRanges,
+    mapped: AddressRanges,
 }
 
 impl Undo {

@@ -4,16 +4,16 @@ use std::collections::BTreeMap;
 
 use harness_allocator::{device::Clock, units::Bytes};
 use harness_record::FailedRequest;
-use harness_trace::snapshot::{HostMemory, RunInfo};
+use harness_trace::snapshot::{RecordedHostMemory, RunInfo};
 use serde::Serialize;
 
 use crate::byte_cause::{ByteCause, CauseBytes, SiteBytes};
 use crate::categories::CategoryBytes;
-use crate::sites::{Site, SiteId};
-use crate::view::{Refused, TotalKnown, Totals};
+use crate::sites::{AllocationSite, SiteId};
+use crate::view::{RefusedRequest, TotalKnown, Totals};
 use crate::{
     attempts::FailedAttempt, fidelity::Fidelity, growth::Growth, idle::IdleStream,
-    pins::PinnedSegment, state::Moment, waits::Wait,
+    pins::SegmentPin, state::Moment, waits::FreeWait,
 };
 
 /// The use of a device's memory at one moment, and why a request failed.
@@ -26,7 +26,7 @@ pub struct Explanation {
     pub device: u32,
     pub moment: Moment,
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub request: Option<Refused>,
+    pub request: Option<RefusedRequest>,
     /// The figures of PyTorch's own error message.
     pub accounts: Totals,
     /// Uses of memory, and reasons why free memory is not usable. The bytes add up to
@@ -36,9 +36,9 @@ pub struct Explanation {
     /// Each attempt to serve the request and why it failed, in the allocator's order.
     pub ways: Vec<FailedAttempt>,
     /// Partly free segments that cannot be released, most free bytes first.
-    pub pinned: Vec<PinnedSegment>,
+    pub pinned: Vec<SegmentPin>,
     /// Frees that waited long for other streams. Those that still wait come first.
-    pub stalled_frees: Vec<Wait>,
+    pub stalled_frees: Vec<FreeWait>,
     /// Streams that no longer allocate, with cached memory, although others reserved more. Empty if
     /// a request failed.
     #[serde(skip_serializing_if = "Vec::is_empty")]
@@ -52,14 +52,14 @@ pub struct Explanation {
     /// Pinned host memory at the time of the snapshot. `None` for snapshots of PyTorch, which do
     /// not contain it.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub host_memory: Option<HostMemory>,
+    pub host_memory: Option<RecordedHostMemory>,
     pub notes: Vec<String>,
     /// True if a replay with the recorded settings matches the recording, so replays with other
     /// settings are reliable. `None` without events, or for another allocator than PyTorch's.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub fidelity: Option<Fidelity>,
     /// Every site that appears above, by id.
-    pub sites: BTreeMap<SiteId, Site>,
+    pub sites: BTreeMap<SiteId, AllocationSite>,
     /// The program's settings in the form of `PYTORCH_ALLOC_CONF`. `None` if the file has none.
     pub conf: Option<String>,
     /// The harness run that wrote the snapshot. `None` for snapshots of PyTorch.

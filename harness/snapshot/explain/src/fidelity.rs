@@ -9,7 +9,9 @@ use std::{fmt, ops::ControlFlow};
 use harness_allocator::device::{DevicePtr, MemoryRange};
 use harness_allocator::stats::{BlockState, SegmentInfo};
 use harness_allocator::units::Bytes;
-use harness_trace::program::{DriverCall, Prepared, ProgramError, RecordedProgram, Step};
+use harness_trace::program::{
+    DriverCall, PreparedReplay, ProgramError, RecordedProgram, ReplayStep,
+};
 use harness_trace::snapshot::{Action, Block, Event, PoolId, Segment, Snapshot};
 use harness_trace::{execute::Outcome, trace::TraceEvent};
 use serde::Serialize;
@@ -84,7 +86,7 @@ impl fmt::Display for Divergence {
 
 /// Replays a program with its recorded settings and compares it with its snapshot. Fails if the
 /// program cannot be replayed.
-pub fn check(prepared: &Prepared<'_>, snapshot: &Snapshot) -> Result<Fidelity, ProgramError> {
+pub fn check(prepared: &PreparedReplay<'_>, snapshot: &Snapshot) -> Result<Fidelity, ProgramError> {
     let program = prepared.program();
     let events = snapshot.events_of(program.device);
     let mut check = Check::new(program, events);
@@ -165,7 +167,7 @@ impl<'a> Check<'a> {
         }
     }
 
-    fn step(&mut self, step: &Step<'_>) {
+    fn step(&mut self, step: &ReplayStep<'_>) {
         let event = self.program.origin[step.operation];
         for &call in step.driver {
             self.driver_call(event, call);

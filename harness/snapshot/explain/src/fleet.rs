@@ -1,7 +1,7 @@
 //! One row per snapshot, for tables of many jobs: [`Analysis`].
 
 use harness_allocator::units::Bytes;
-use harness_trace::program::{Ended, ProgramError, RecordedProgram};
+use harness_trace::program::{ProgramError, RecordedEnd, RecordedProgram};
 use harness_trace::snapshot::Snapshot;
 use serde::{Deserialize, Serialize};
 
@@ -17,14 +17,14 @@ use crate::state::{History, main_device};
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Outcome {
+pub enum FleetOutcome {
     OutOfMemory,
     Ended,
     #[default]
     Unreadable,
 }
 
-impl Outcome {
+impl FleetOutcome {
     pub const fn name(self) -> &'static str {
         match self {
             Self::OutOfMemory => "out_of_memory",
@@ -39,7 +39,7 @@ impl Outcome {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Analysis {
-    pub outcome: Outcome,
+    pub outcome: FleetOutcome,
     /// Why the snapshot cannot be read, or why its replay is no evidence.
     pub problem: Option<String>,
     pub device: u32,
@@ -113,7 +113,7 @@ impl Analysis {
             .iter()
             .max_by_key(|category| category.bytes);
         let mut analysis = Self {
-            outcome: Outcome::Ended,
+            outcome: FleetOutcome::Ended,
             problem: fidelity.as_ref().and_then(divergence),
             device,
             events: explanation.moment.events as u64,
@@ -140,7 +140,7 @@ impl Analysis {
         };
         let top = explanation.largest_site(of);
         analysis = Self {
-            outcome: Outcome::OutOfMemory,
+            outcome: FleetOutcome::OutOfMemory,
             cause: Some(cause.to_owned()),
             cause_bytes: bytes.0,
             requested: request.requested.0,
@@ -198,7 +198,7 @@ fn cures(
     memory: Option<Bytes>,
 ) -> Result<Vec<String>, ProgramError> {
     let program = RecordedProgram::recover_with(snapshot, device, memory)?;
-    let (Some(memory), Ended::Oom { .. }) = (memory.or(program.memory), program.ended) else {
+    let (Some(memory), RecordedEnd::Oom { .. }) = (memory.or(program.memory), program.ended) else {
         return Ok(Vec::new());
     };
     let configurations = Configuration::grid(&program.config);

@@ -7,7 +7,9 @@ use harness_allocator::allocator::{AllocatorKind, AllocatorSpec};
 use harness_allocator::device::sim::GRANULARITY;
 use harness_allocator::units::{Bytes, Nanos};
 use harness_base::parallel::in_parallel;
-use harness_trace::program::{Placement, Prepared, ProgramError, RecordedProgram, Replayed, Setup};
+use harness_trace::program::{
+    Placement, PreparedReplay, ProgramError, RecordedProgram, ReplaySetup, Replayed,
+};
 use serde::Serialize;
 
 use crate::least::{Least, least_memory};
@@ -112,7 +114,7 @@ pub struct Ending {
 
 /// A configuration without a result.
 #[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct NotTried {
+pub struct UntriedChange {
     /// The settings, or the name of another allocator.
     pub conf: String,
     pub why: String,
@@ -194,12 +196,12 @@ impl Ending {
 /// A prepared program and its device memory.
 #[derive(Debug)]
 pub struct Grid<'a> {
-    prepared: &'a Prepared<'a>,
+    prepared: &'a PreparedReplay<'a>,
     memory: Bytes,
 }
 
 impl<'a> Grid<'a> {
-    pub const fn new(prepared: &'a Prepared<'a>, memory: Bytes) -> Self {
+    pub const fn new(prepared: &'a PreparedReplay<'a>, memory: Bytes) -> Self {
         Self { prepared, memory }
     }
 
@@ -219,7 +221,7 @@ impl<'a> Grid<'a> {
         configurations: &[Configuration],
         with_least: bool,
         progress: &(dyn Fn() + Sync),
-    ) -> Result<(Vec<Ending>, Vec<NotTried>), ProgramError> {
+    ) -> Result<(Vec<Ending>, Vec<UntriedChange>), ProgramError> {
         // This allocator reserves half of the device at the start.
         let needs_size = |configuration: &Configuration| {
             configuration.allocator == AllocatorKind::RmmPool.into()
@@ -232,7 +234,7 @@ impl<'a> Grid<'a> {
             progress();
             Ok::<_, Infallible>(ending)
         });
-        let of_size = |configuration: &&Configuration| NotTried {
+        let of_size = |configuration: &&Configuration| UntriedChange {
             conf: configuration.name.clone(),
             why: "it reserves half of the device's memory, which is unknown".to_owned(),
         };
@@ -246,7 +248,7 @@ impl<'a> Grid<'a> {
             match ending {
                 Ok(ending) => endings.push(ending),
                 Err(error) => {
-                    not_tried.push(NotTried {
+                    not_tried.push(UntriedChange {
                         conf: name.clone(),
                         why: error.to_string(),
                     });
@@ -284,7 +286,7 @@ impl<'a> Grid<'a> {
         configuration: &Configuration,
         memory: Bytes,
     ) -> Result<Replayed, ProgramError> {
-        self.prepared.replay(&Setup {
+        self.prepared.replay(&ReplaySetup {
             allocator: configuration.allocator.clone(),
             memory,
             placement: Placement::InOrder(self.program().address_order()),

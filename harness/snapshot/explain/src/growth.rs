@@ -8,7 +8,7 @@ use harness_allocator::units::Bytes;
 use harness_trace::snapshot::{Action, Event};
 use serde::Serialize;
 
-use crate::sites::{Site, SiteId};
+use crate::sites::{AllocationSite, SiteId};
 use crate::view::View;
 
 const MOST_STRETCHES: usize = 8;
@@ -38,7 +38,7 @@ pub(crate) fn list(view: &View<'_>) -> Vec<Growth> {
     }
     let lowest = lowest_points(&curve, stretches);
     let held = held_at(view, events, &lowest);
-    let growth = |(site, id): (&Site, u32)| {
+    let growth = |(site, id): (&AllocationSite, u32)| {
         let held: Vec<Bytes> = held.iter().map(|sites| Bytes(sites[id as usize])).collect();
         Some(Growth {
             site: site.name.clone(),

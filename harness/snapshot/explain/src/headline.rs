@@ -3,8 +3,8 @@ use harness_record::Cause;
 
 use crate::byte_cause::ByteCause;
 use crate::explanation::Explanation;
-use crate::pins::{self, PinnedBySite, PinnedSegment};
-use crate::view::{Refused, TotalKnown};
+use crate::pins::{self, PinnedBySite, SegmentPin};
+use crate::view::{RefusedRequest, TotalKnown};
 use crate::{attempts, state::MomentKind};
 
 /// A device is nearly full if less than one twentieth is cached but unusable.
@@ -40,7 +40,7 @@ pub(crate) enum Reason {
 }
 
 impl Reason {
-    pub(crate) fn of(explanation: &Explanation, request: &Refused) -> Self {
+    pub(crate) fn of(explanation: &Explanation, request: &RefusedRequest) -> Self {
         let accounts = &explanation.accounts;
         let cached = accounts.reserved.saturating_sub(accounts.active);
         let lacking = request
@@ -93,7 +93,7 @@ impl Reason {
     }
 }
 
-fn of_refusal(explanation: &Explanation, request: &Refused) -> String {
+fn of_refusal(explanation: &Explanation, request: &RefusedRequest) -> String {
     let accounts = &explanation.accounts;
     let free = accounts.device_free.unwrap_or_default();
     let wanted = explanation.sites[&request.id].with_verb(&format!("{} asked for", request.asked));
@@ -138,6 +138,15 @@ fn of_refusal(explanation: &Explanation, request: &Refused) -> String {
         }
         Reason::Unusable(cause) => cause,
     };
+    of_unusable(explanation, request, cause, &failed)
+}
+
+fn of_unusable(
+    explanation: &Explanation,
+    request: &RefusedRequest,
+    cause: ByteCause,
+    failed: &str,
+) -> String {
     let bytes = explanation.bytes(cause);
     match cause {
         ByteCause::PendingFree => format!(
@@ -243,14 +252,14 @@ fn pinned_by(explanation: &Explanation, cause: ByteCause) -> String {
 
 /// For example `: 212 segments are each held by one block of 2 MiB allocated at model.py:41`.
 fn pinned(explanation: &Explanation) -> String {
-    let is_own = |segment: &&PinnedSegment| match &explanation.request {
+    let is_own = |segment: &&SegmentPin| match &explanation.request {
         Some(request) => {
             (segment.pool, segment.stream, segment.private_pool)
                 == (request.pool, request.stream, request.private_pool)
         }
         None => segment.private_pool.is_default(),
     };
-    let own: Vec<&PinnedSegment> = explanation.pinned.iter().filter(is_own).collect();
+    let own: Vec<&SegmentPin> = explanation.pinned.iter().filter(is_own).collect();
     let count = own.len();
     let groups = pins::by_site(own);
     let Some(most) = groups.first() else {

@@ -14,7 +14,7 @@ use crate::{sites::SiteId, view::View};
 /// A partly free segment that cannot be released. In expandable segments, one free part of pages
 /// that also contain live blocks.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct PinnedSegment {
+pub struct SegmentPin {
     pub address: u64,
     pub size: Bytes,
     /// Free memory that cannot be released.
@@ -138,8 +138,8 @@ impl View<'_> {
 }
 
 /// All pinned memory, most free bytes first.
-pub(crate) fn list(view: &View<'_>) -> Vec<PinnedSegment> {
-    let mut pinned: Vec<PinnedSegment> = view
+pub(crate) fn list(view: &View<'_>) -> Vec<SegmentPin> {
+    let mut pinned: Vec<SegmentPin> = view
         .state
         .segments
         .iter()
@@ -149,10 +149,10 @@ pub(crate) fn list(view: &View<'_>) -> Vec<PinnedSegment> {
     pinned
 }
 
-fn of_segment(view: &View<'_>, segment: &Segment) -> Vec<PinnedSegment> {
+fn of_segment(view: &View<'_>, segment: &Segment) -> Vec<SegmentPin> {
     let pinner = Pinner::new(view, segment);
     let pieces = pieces(segment, view.config).filter(|piece| piece.pinned > Bytes::ZERO);
-    let entry = |address, size, free, live: (u64, Bytes), by: &Block| PinnedSegment {
+    let entry = |address, size, free, live: (u64, Bytes), by: &Block| SegmentPin {
         address,
         size,
         free,
@@ -199,7 +199,7 @@ pub struct PinnedBySite<'a> {
     pub id: SiteId,
     pub free: Bytes,
     /// Never empty. Most free bytes first.
-    pub segments: Vec<&'a PinnedSegment>,
+    pub segments: Vec<&'a SegmentPin>,
 }
 
 impl PinnedBySite<'_> {
@@ -231,7 +231,7 @@ impl PinnedBySite<'_> {
 }
 
 /// Groups pinned segments by the site of the pinning block, most free bytes first.
-pub fn by_site<'a>(segments: impl IntoIterator<Item = &'a PinnedSegment>) -> Vec<PinnedBySite<'a>> {
+pub fn by_site<'a>(segments: impl IntoIterator<Item = &'a SegmentPin>) -> Vec<PinnedBySite<'a>> {
     let mut by_site: BTreeMap<SiteId, PinnedBySite<'_>> = BTreeMap::new();
     for segment in segments {
         let id = segment.by.id;

@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use harness_allocator::allocator::{MemoryFraction, PrivatePoolId};
 use harness_allocator::units::Bytes;
 use harness_base::{parallel::in_parallel, words::count};
-use harness_trace::program::{Ended, ProgramError, RecordedProgram};
+use harness_trace::program::{ProgramError, RecordedEnd, RecordedProgram};
 use harness_trace::snapshot::{PoolId, Snapshot};
 use harness_trace::trace::TraceEvent;
 
@@ -356,7 +356,7 @@ impl BySite {
     /// Blocks of the default pool that are never freed, or if the recording reaches the end of the
     /// program, live for more than half of it. Excludes failed requests.
     fn kept(&self, program: &RecordedProgram, ids: &[u64]) -> BTreeSet<u64> {
-        let (all, is_complete) = (program.operations.len(), program.ended == Ended::Well);
+        let (all, is_complete) = (program.operations.len(), program.ended == RecordedEnd::Well);
         let lives_long = |id: &&u64| {
             self.freed
                 .get(id)
@@ -454,10 +454,10 @@ impl<'a> Edit<'a> {
 
     fn keep(&mut self, kept: usize) {
         if let (
-            Ended::Oom {
+            RecordedEnd::Oom {
                 operation: fatal, ..
             },
-            Ended::Oom { operation, .. },
+            RecordedEnd::Oom { operation, .. },
         ) = (self.program.ended, &mut self.changed.ended)
             && fatal == kept
         {

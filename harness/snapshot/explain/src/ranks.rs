@@ -15,7 +15,7 @@ const TOLD: usize = 3;
 
 /// One snapshot, or one device of it.
 #[derive(Clone, Copy, Debug)]
-pub struct Rank<'a> {
+pub struct ExplainedRank<'a> {
     /// The file name, and the device if the file has several.
     pub name: &'a str,
     pub explanation: &'a Explanation,
@@ -27,7 +27,7 @@ pub struct Overview {
     /// The names of ranks that explain an OOM. The first failure comes first if times are known.
     pub failed: Vec<String>,
     /// Ranks that differ from most others, largest difference first.
-    pub differences: Vec<Difference>,
+    pub differences: Vec<RankDifference>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
@@ -41,7 +41,7 @@ pub struct RankRow {
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct Difference {
+pub struct RankDifference {
     pub rank: String,
     pub cause: ByteCause,
     /// The site, if most of the difference comes from one.
@@ -51,7 +51,7 @@ pub struct Difference {
     pub median: Bytes,
 }
 
-impl Difference {
+impl RankDifference {
     const fn size(&self) -> u64 {
         self.bytes.get().abs_diff(self.median.get())
     }
@@ -81,8 +81,8 @@ impl Difference {
 }
 
 /// Compares the ranks. Takes `n log n` time for `n` sites in total.
-pub fn overview(ranks: &[Rank<'_>]) -> Overview {
-    let row = |rank: &Rank<'_>| RankRow {
+pub fn overview(ranks: &[ExplainedRank<'_>]) -> Overview {
+    let row = |rank: &ExplainedRank<'_>| RankRow {
         name: rank.name.to_owned(),
         failed: has_failed(rank),
         allocated: rank.explanation.accounts.allocated,
@@ -90,7 +90,8 @@ pub fn overview(ranks: &[Rank<'_>]) -> Overview {
         device_total: rank.explanation.device_total,
         headline: rank.explanation.headline.clone(),
     };
-    let mut failed: Vec<&Rank<'_>> = ranks.iter().filter(|rank| has_failed(rank)).collect();
+    let mut failed: Vec<&ExplainedRank<'_>> =
+        ranks.iter().filter(|rank| has_failed(rank)).collect();
     failed.sort_by_key(|rank| rank.explanation.moment.time_us.unwrap_or(u64::MAX));
     Overview {
         ranks: ranks.iter().map(row).collect(),
@@ -102,7 +103,7 @@ pub fn overview(ranks: &[Rank<'_>]) -> Overview {
     }
 }
 
-fn has_failed(rank: &Rank<'_>) -> bool {
+fn has_failed(rank: &ExplainedRank<'_>) -> bool {
     rank.explanation.moment.at == MomentKind::Oom
 }
 
@@ -121,7 +122,7 @@ fn figures<'a>(explanation: &'a Explanation) -> BTreeMap<Figure<'a>, Bytes> {
     explanation.causes.iter().flat_map(of_cause).collect()
 }
 
-fn differences(ranks: &[Rank<'_>]) -> Vec<Difference> {
+fn differences(ranks: &[ExplainedRank<'_>]) -> Vec<RankDifference> {
     let of_ranks: Vec<BTreeMap<Figure<'_>, Bytes>> =
         ranks.iter().map(|rank| figures(rank.explanation)).collect();
     let mut all: Vec<Figure<'_>> = of_ranks.iter().flat_map(BTreeMap::keys).copied().collect();
@@ -136,7 +137,7 @@ fn differences(ranks: &[Rank<'_>]) -> Vec<Difference> {
         sorted.sort_unstable();
         let median = sorted[(sorted.len() - 1) / 2];
         for (rank, figures) in ranks.iter().zip(&of_ranks) {
-            let difference = Difference {
+            let difference = RankDifference {
                 rank: rank.name.to_owned(),
                 cause,
                 site: site.map(str::to_owned),

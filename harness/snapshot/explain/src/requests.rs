@@ -9,7 +9,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use harness_allocator::allocator::{AllocatorSpec, caching::Config};
 use harness_allocator::{device::StreamId, units::Bytes};
-use harness_trace::program::{Placement, ProgramError, RecordedProgram, Setup};
+use harness_trace::program::{Placement, ProgramError, RecordedProgram, ReplaySetup};
 use harness_trace::snapshot::{Action, Event, ExtraId, Frame, Snapshot, StackId, Value};
 use harness_trace::trace::TraceEvent;
 
@@ -119,7 +119,7 @@ impl Requests {
     /// that PyTorch would write.
     pub fn record(&self, memory: Bytes) -> Result<Snapshot, ProgramError> {
         let program = self.program()?;
-        let setup = Setup {
+        let setup = ReplaySetup {
             allocator: AllocatorSpec::caching(Config::default()),
             memory,
             placement: Placement::InOrder(program.address_order()),

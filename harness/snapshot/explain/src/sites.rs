@@ -1,4 +1,5 @@
-//! Finds the [`Site`] of every event of one device: the program's line that allocated memory.
+//! Finds the [`AllocationSite`] of every event of one device: the program's line that allocated
+//! memory.
 //!
 //! A site is the innermost frame outside PyTorch and Python's standard library. For a stack that
 //! starts in `torch/nn/modules/conv.py`, it is the line of the model that calls the convolution.
@@ -17,7 +18,7 @@ use serde::Serialize;
 pub struct SiteId(pub u32);
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct Site {
+pub struct AllocationSite {
     /// The name in reports, unique in the snapshot: `model.py:41 forward`.
     pub name: String,
     pub kind: SiteKind,
@@ -57,7 +58,7 @@ struct Key {
 
 #[derive(Clone, Debug)]
 pub struct Sites {
-    list: Vec<Site>,
+    list: Vec<AllocationSite>,
     of_event: Vec<SiteId>,
     of_stack: Vec<Option<SiteId>>,
     before_recording: SiteId,
@@ -102,11 +103,11 @@ impl Sites {
             .unwrap_or(self.before_recording)
     }
 
-    pub fn get(&self, id: SiteId) -> &Site {
+    pub fn get(&self, id: SiteId) -> &AllocationSite {
         &self.list[id.0 as usize]
     }
 
-    pub fn all(&self) -> &[Site] {
+    pub fn all(&self) -> &[AllocationSite] {
         &self.list
     }
 }
@@ -274,7 +275,7 @@ impl<'a> Finder<'a> {
         )
     }
 
-    fn named(self) -> Vec<Site> {
+    fn named(self) -> Vec<AllocationSite> {
         let files = ShortFiles::new(
             self.found
                 .keys()
@@ -291,7 +292,7 @@ impl<'a> Finder<'a> {
                 .stacks
                 .frames(frames)
                 .map(|frame| format!("{}:{} {}", frame.file, frame.line, frame.name));
-            Site {
+            AllocationSite {
                 name: key.name(&files),
                 kind: key.kind,
                 file: key.frame.as_ref().map(|frame| frame.file.clone()),
@@ -304,7 +305,7 @@ impl<'a> Finder<'a> {
     }
 }
 
-impl Site {
+impl AllocationSite {
     /// Appends the site to a verb: `allocated at model.py:41 forward`, `allocated by code with no
     /// Python frames, after model.py:41 forward`, `allocated before the recording`.
     pub fn with_verb(&self, verb: &str) -> String {

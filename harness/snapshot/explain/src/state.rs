@@ -51,11 +51,11 @@ pub enum MomentKind {
 pub struct State {
     /// In address order. The blocks of each segment cover it.
     pub segments: Vec<Segment>,
-    origins: HashMap<u64, Origin>,
+    origins: HashMap<u64, StateOrigin>,
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Origin {
+pub struct StateOrigin {
     /// The event that allocated it. `None` if that was before the recording.
     pub allocated: Option<u32>,
     /// The event that freed it, if it waits for other streams.
@@ -64,7 +64,7 @@ pub struct Origin {
 
 impl State {
     /// The events of an allocated or pending block, by address.
-    pub fn origin(&self, address: u64) -> Origin {
+    pub fn origin(&self, address: u64) -> StateOrigin {
         self.origins.get(&address).copied().unwrap_or_default()
     }
 
@@ -101,9 +101,9 @@ pub struct History<'a> {
     last: Vec<&'a Segment>,
     config: Config,
     /// Maps each event that frees a block, by number, to the events of that block.
-    freed: Vec<Origin>,
+    freed: Vec<StateOrigin>,
     /// The events of the blocks at the end.
-    origins: HashMap<u64, Origin>,
+    origins: HashMap<u64, StateOrigin>,
     unmapped_pools: UnmappedPools,
 }
 
@@ -133,7 +133,7 @@ impl<'a> History<'a> {
 
     /// The events of the block that this event frees. For [`Action::FreeCompleted`] this includes
     /// the request to free it.
-    pub fn freed(&self, event: usize) -> Origin {
+    pub fn freed(&self, event: usize) -> StateOrigin {
         self.freed[event]
     }
 
@@ -307,15 +307,15 @@ pub fn main_device(snapshot: &Snapshot, devices: &[u32]) -> Option<(u32, bool)> 
     Some((main, has_failed(main)))
 }
 
-fn pair(events: &[Event]) -> (Vec<Origin>, HashMap<u64, Origin>) {
-    let mut freed = vec![Origin::default(); events.len()];
-    let mut origins: HashMap<u64, Origin> = HashMap::new();
+fn pair(events: &[Event]) -> (Vec<StateOrigin>, HashMap<u64, StateOrigin>) {
+    let mut freed = vec![StateOrigin::default(); events.len()];
+    let mut origins: HashMap<u64, StateOrigin> = HashMap::new();
     for (index, event) in (0_u32..).zip(events) {
         match event.action {
             Action::Alloc => {
                 origins.insert(
                     event.address,
-                    Origin {
+                    StateOrigin {
                         allocated: Some(index),
                         freed: None,
                     },
@@ -371,7 +371,7 @@ impl Sizes {
 #[derive(Clone, Copy)]
 struct Live {
     block: Block,
-    origin: Origin,
+    origin: StateOrigin,
     /// True if the size of the block is known, false if it is the rounded request.
     is_exact: bool,
 }
@@ -474,7 +474,7 @@ impl<'h, 'a> Rewind<'h, 'a> {
 
     fn bring_back(&mut self, index: usize, event: &Event, state: BlockState) {
         let history = self.history;
-        let Origin { allocated, freed } = history.freed(index);
+        let StateOrigin { allocated, freed } = history.freed(index);
         let known = self.sizes.known(allocated, event.address);
         let freed = freed.filter(|_| state == BlockState::PendingFree);
         let stack = allocated.map_or(StackId::EMPTY, |alloc| history.events[alloc as usize].stack);
@@ -490,7 +490,7 @@ impl<'h, 'a> Rewind<'h, 'a> {
             };
             Live {
                 block,
-                origin: Origin { allocated, freed },
+                origin: StateOrigin { allocated, freed },
                 is_exact: known.is_some(),
             }
         });

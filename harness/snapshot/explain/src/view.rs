@@ -39,7 +39,7 @@ impl View<'_> {
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct Refused {
+pub struct RefusedRequest {
     pub requested: Bytes,
     pub rounded: Bytes,
     /// The memory to reserve for it, as in PyTorch's message "Tried to allocate".
@@ -88,7 +88,7 @@ pub(crate) struct DeviceSize {
 }
 
 /// Why a request cannot use free memory of a segment under PyTorch's rules, if it cannot.
-pub(crate) fn pool_mismatch(segment: &Segment, request: &Refused) -> Option<ByteCause> {
+pub(crate) fn pool_mismatch(segment: &Segment, request: &RefusedRequest) -> Option<ByteCause> {
     match segment {
         _ if segment.private_pool != request.private_pool => Some(ByteCause::PrivatePool),
         _ if segment.pool != request.pool => Some(ByteCause::OtherPool),

@@ -6,13 +6,13 @@ use harness_allocator::{stats::BlockState, units::Bytes};
 use harness_trace::snapshot::Action;
 use serde::Serialize;
 
-use crate::{sites::SiteId, state::Origin, view::View};
+use crate::{sites::SiteId, state::StateOrigin, view::View};
 
 const LISTED: usize = 20;
 
 /// The time between a block's free and its reuse.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct Wait {
+pub struct FreeWait {
     pub address: u64,
     /// The block's size. For completed waits, the requested size.
     pub size: Bytes,
@@ -28,14 +28,14 @@ pub struct Wait {
 
 /// Unfinished waits, then the longest finished ones by bytes times events. Those that end with the
 /// next event do not count.
-pub(crate) fn list(view: &View<'_>) -> Vec<Wait> {
+pub(crate) fn list(view: &View<'_>) -> Vec<FreeWait> {
     let blocks = view
         .state
         .segments
         .iter()
         .flat_map(|segment| &segment.blocks);
     let pending = blocks.filter(|block| block.state == BlockState::PendingFree);
-    let mut waits: Vec<Wait> = pending
+    let mut waits: Vec<FreeWait> = pending
         .map(|block| {
             wait(
                 view,
@@ -66,7 +66,7 @@ pub(crate) fn list(view: &View<'_>) -> Vec<Wait> {
     waits
 }
 
-fn weight(wait: &Wait) -> u128 {
+fn weight(wait: &FreeWait) -> u128 {
     u128::from(wait.size.get()) * u128::from(wait.events)
 }
 
@@ -75,9 +75,9 @@ fn wait(
     id: SiteId,
     address: u64,
     size: Bytes,
-    origin: Origin,
+    origin: StateOrigin,
     completed_at: Option<u32>,
-) -> Wait {
+) -> FreeWait {
     let now = completed_at.or_else(|| {
         view.moment
             .event
@@ -85,7 +85,7 @@ fn wait(
     });
     let time = |event: u32| view.history.events()[event as usize].time_us;
     let times = origin.freed.and_then(time).zip(now.and_then(time));
-    Wait {
+    FreeWait {
         address,
         size,
         site: view.sites.get(id).name.clone(),

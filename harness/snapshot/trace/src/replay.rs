@@ -23,7 +23,8 @@ use serde::{Deserialize, de::IgnoredAny};
 use serde_json::json;
 
 use crate::execute::{
-    ByHandle, ByPointer, Executor, Kind, Observer, Outcome, PrepareError, Stopped, Streams, Target,
+    ByHandle, ByPointer, Executor, Kind, OperationObserver, Outcome, PassStopped, PrepareError,
+    Streams, Target,
 };
 use crate::trace::{self, TraceEvent};
 
@@ -163,7 +164,7 @@ struct AfterEach<F> {
     each: F,
 }
 
-impl<T: Target, F: FnMut(usize, &State) -> ControlFlow<()>> Observer<T> for AfterEach<F> {
+impl<T: Target, F: FnMut(usize, &State) -> ControlFlow<()>> OperationObserver<T> for AfterEach<F> {
     /// `None` if `each` stopped the replay.
     type Error = Option<ReplayError>;
 
@@ -248,11 +249,11 @@ fn replay_on<T: Target>(
 ) -> Result<Option<End>, ReplayError> {
     match executor.run(target, &mut AfterEach { each }) {
         Ok(_) => {}
-        Err(Stopped::Device { operation, source }) => {
+        Err(PassStopped::Device { operation, source }) => {
             return Err(ReplayError::Device { operation, source });
         }
-        Err(Stopped::Observer(Some(error))) => return Err(error),
-        Err(Stopped::Observer(None)) => return Ok(None),
+        Err(PassStopped::Observer(Some(error))) => return Err(error),
+        Err(PassStopped::Observer(None)) => return Ok(None),
     }
     let segments: Vec<_> = target
         .snapshot()
@@ -350,13 +351,13 @@ pub enum RecordingError {
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Comparison {
+pub struct ReplayComparison {
     pub operations: usize,
-    pub difference: Option<Difference>,
+    pub difference: Option<ReplayDifference>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Difference {
+pub enum ReplayDifference {
     /// Each column with its recorded and its replayed value.
     Row {
         operation: usize,
@@ -380,7 +381,7 @@ pub enum Difference {
     Stopped { why: String },
 }
 
-impl fmt::Display for Difference {
+impl fmt::Display for ReplayDifference {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Row {
@@ -478,7 +479,7 @@ pub fn verify(
     front: Front,
     torch: Option<TorchVersion>,
     addresses: Option<AddressOrder>,
-) -> Result<Comparison, RecordingError> {
+) -> Result<ReplayComparison, RecordingError> {
     let read_error = |source| RecordingError::Read {
         path: path.to_owned(),
         source,
@@ -540,54 +541,54 @@ pub fn verify(
         ..SimConfig::replay(Bytes(header.capacity))
     };
     let mut operations = 0;
-    let mut compare = |index: usize, state: &State| -> Result<Option<Difference>, RecordingError> {
-        let line_number = index + 2;
-        if index == header.trace.len() {
-            let why = || {
-                format!(
-                    "PyTorch refused `{}`, and the replay did not",
-                    events[index]
+    let mut compare =
+        |index: usize, state: &State| -> Result<Option<ReplayDifference>, RecordingError> {
+            let line_number = index + 2;
+            if index == header.trace.len() {
+                let why = || {
+                    format!(
+                        "PyTorch refused `{}`, and the replay did not",
+                        events[index]
+                    )
+                };
+                return Ok((state.outcome != Outcome::Unsupported)
+                    .then(|| ReplayDifference::Stopped { why: why() }));
+            }
+            let line = lines.next().ok_or_else(|| {
+                malformed(
+                    line_number,
+                    "the recording ends before its trace".to_owned(),
                 )
-            };
-            return Ok(
-                (state.outcome != Outcome::Unsupported).then(|| Difference::Stopped { why: why() })
-            );
-        }
-        let line = lines.next().ok_or_else(|| {
-            malformed(
-                line_number,
-                "the recording ends before its trace".to_owned(),
-            )
-        })?;
-        let recorded: Vec<Figure> = serde_json::from_str(&line.map_err(read_error)?)
-            .map_err(|error| malformed(line_number, format!("not a row: {error}")))?;
-        let recorded: Vec<i64> = recorded.into_iter().map(Figure::number).collect();
-        if recorded.len() != columns.len() {
-            return Err(malformed(
-                line_number,
-                format!("{} figures for {} columns", recorded.len(), columns.len()),
-            ));
-        }
-        operations = index + 1;
-        let replayed: Vec<i64> = columns
-            .iter()
-            .map(|column| column.figure(state) as i64)
-            .collect();
-        if recorded == replayed {
-            return Ok(None);
-        }
-        let names = header.columns.iter().cloned();
-        let figures = names
-            .zip(recorded)
-            .zip(replayed)
-            .map(|((name, recorded), replayed)| (name, recorded, replayed))
-            .collect();
-        Ok(Some(Difference::Row {
-            operation: operations,
-            event: events[index].to_string(),
-            figures,
-        }))
-    };
+            })?;
+            let recorded: Vec<Figure> = serde_json::from_str(&line.map_err(read_error)?)
+                .map_err(|error| malformed(line_number, format!("not a row: {error}")))?;
+            let recorded: Vec<i64> = recorded.into_iter().map(Figure::number).collect();
+            if recorded.len() != columns.len() {
+                return Err(malformed(
+                    line_number,
+                    format!("{} figures for {} columns", recorded.len(), columns.len()),
+                ));
+            }
+            operations = index + 1;
+            let replayed: Vec<i64> = columns
+                .iter()
+                .map(|column| column.figure(state) as i64)
+                .collect();
+            if recorded == replayed {
+                return Ok(None);
+            }
+            let names = header.columns.iter().cloned();
+            let figures = names
+                .zip(recorded)
+                .zip(replayed)
+                .map(|((name, recorded), replayed)| (name, recorded, replayed))
+                .collect();
+            Ok(Some(ReplayDifference::Row {
+                operation: operations,
+                event: events[index].to_string(),
+                figures,
+            }))
+        };
     let mut compared = Ok(None);
     let replayed = replay(&events, config, device, front, |index, state| {
         compared = compare(index, state);
@@ -600,7 +601,7 @@ pub fn verify(
     let end = match (compared?, replayed) {
         (None, Ok(Some(end))) => end,
         (difference, Ok(_)) => {
-            return Ok(Comparison {
+            return Ok(ReplayComparison {
                 operations,
                 difference,
             });
@@ -612,22 +613,22 @@ pub fn verify(
                 source: DeviceError::Unavailable { .. },
             }),
         ) if operation > header.trace.len() => {
-            return Ok(Comparison {
+            return Ok(ReplayComparison {
                 operations,
                 difference: None,
             });
         }
         (_, Err(error)) => {
-            return Ok(Comparison {
+            return Ok(ReplayComparison {
                 operations,
-                difference: Some(Difference::Stopped {
+                difference: Some(ReplayDifference::Stopped {
                     why: error.to_string(),
                 }),
             });
         }
     };
     if header.stopped.is_some() {
-        return Ok(Comparison {
+        return Ok(ReplayComparison {
             operations,
             difference: None,
         });
@@ -640,7 +641,7 @@ pub fn verify(
     let recorded: serde_json::Value = serde_json::from_str(&line)
         .map_err(|error| malformed(last, format!("not a snapshot: {error}")))?;
     let difference = compare_snapshots(&recorded["snapshot"], &end.snapshot["snapshot"]);
-    Ok(Comparison {
+    Ok(ReplayComparison {
         operations,
         difference,
     })
@@ -652,7 +653,7 @@ fn verify_decisions(
     addresses: Option<AddressOrder>,
     lines: impl Iterator<Item = Result<String, RecordingError>>,
     malformed: impl Fn(usize, String) -> RecordingError,
-) -> Result<Comparison, RecordingError> {
+) -> Result<ReplayComparison, RecordingError> {
     let events = trace::parse_lines(header.trace.iter().map(String::as_str))
         .map_err(|error| malformed(1, error.to_string()))?;
     let recorded: Vec<String> = (lines.zip(2..))
@@ -667,7 +668,7 @@ fn verify_decisions(
             malformed(index + 2, "the recording ends before its trace".to_owned())
         })?;
         operations = index + 1;
-        Ok((recorded != replayed).then(|| Difference::Decision {
+        Ok((recorded != replayed).then(|| ReplayDifference::Decision {
             operation: operations,
             event: events[index].to_string(),
             recorded: recorded.clone(),
@@ -685,9 +686,9 @@ fn verify_decisions(
     });
     let difference = compared?.or_else(|| {
         let why = replayed.err()?.to_string();
-        Some(Difference::Stopped { why })
+        Some(ReplayDifference::Stopped { why })
     });
-    Ok(Comparison {
+    Ok(ReplayComparison {
         operations,
         difference,
     })
@@ -696,7 +697,7 @@ fn verify_decisions(
 fn compare_snapshots(
     recorded: &serde_json::Value,
     replayed: &serde_json::Value,
-) -> Option<Difference> {
+) -> Option<ReplayDifference> {
     if recorded == replayed {
         return None;
     }
@@ -709,7 +710,7 @@ fn compare_snapshots(
     let same =
         |index: &usize| recorded.get(index).is_some() && recorded.get(index) == replayed.get(index);
     let segment = (0..).take_while(same).count();
-    Some(Difference::Snapshot {
+    Some(ReplayDifference::Snapshot {
         segment,
         recorded: text(recorded, segment),
         replayed: text(replayed, segment),

@@ -11,7 +11,8 @@ use harness_allocator::device::sim::{SimConfig, SimDevice};
 use serde::Serialize;
 
 use crate::execute::{
-    ByHandle, ByPointer, Counts, Executor, Kind, Observer, Outcome, Stopped, Target, Unobserved,
+    ByHandle, ByPointer, Executor, Kind, OperationCounts, OperationObserver, Outcome, PassStopped,
+    Target, Unobserved,
 };
 use crate::replay::{Front, ReplayError};
 use crate::trace::TraceEvent;
@@ -73,8 +74,8 @@ pub fn bench(
         }
     };
     measured.map_err(|stopped| match stopped {
-        Stopped::Device { operation, source } => ReplayError::Device { operation, source },
-        Stopped::Observer(never) => match never {},
+        PassStopped::Device { operation, source } => ReplayError::Device { operation, source },
+        PassStopped::Observer(never) => match never {},
     })
 }
 
@@ -82,7 +83,7 @@ fn measure<T: Target>(
     mut executor: Executor<T::Live>,
     target: &mut T,
     repetitions: u32,
-) -> Result<BenchResult, Stopped<Infallible>> {
+) -> Result<BenchResult, PassStopped<Infallible>> {
     let first = pass(&mut executor, target)?;
     pass(&mut executor, target)?;
     let operations = first.operations();
@@ -120,7 +121,7 @@ fn measure<T: Target>(
 fn pass<T: Target>(
     executor: &mut Executor<T::Live>,
     target: &mut T,
-) -> Result<Counts, Stopped<Infallible>> {
+) -> Result<OperationCounts, PassStopped<Infallible>> {
     executor.pass(target, &mut Unobserved)
 }
 
@@ -174,7 +175,7 @@ impl OperationTimes {
     }
 }
 
-impl<T: Target> Observer<T> for OperationTimes {
+impl<T: Target> OperationObserver<T> for OperationTimes {
     type Error = Infallible;
 
     #[inline(always)]

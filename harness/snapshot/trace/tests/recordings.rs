@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use flate2::read::GzDecoder;
-use harness_trace::replay::{self, Comparison, Difference, Front, RecordingError};
+use harness_trace::replay::{self, Front, RecordingError, ReplayComparison, ReplayDifference};
 use libtest_mimic::{Arguments, Failed, Trial};
 use serde_json::{Value, json};
 
@@ -108,7 +108,7 @@ fn recordings(folder: &Path) -> std::io::Result<Vec<PathBuf>> {
 }
 
 fn is_equal(path: &Path, front: Front) -> Result<(), Failed> {
-    let Comparison {
+    let ReplayComparison {
         operations,
         difference,
     } = replay::verify(path, front, None, None)?;
@@ -130,7 +130,7 @@ fn lines(path: &Path) -> Result<Vec<Value>, Failed> {
 }
 
 /// Compares the recording made of these lines.
-fn verify(lines: &[Value]) -> Result<Result<Comparison, RecordingError>, Failed> {
+fn verify(lines: &[Value]) -> Result<Result<ReplayComparison, RecordingError>, Failed> {
     let mut file = tempfile::NamedTempFile::new()?;
     lines.iter().try_for_each(|line| writeln!(file, "{line}"))?;
     file.flush()?;
@@ -150,7 +150,7 @@ fn a_wrong_figure(sample: &Path) -> Result<(), Failed> {
         .ok_or("the column is recorded")?;
     let right = lines[row][column].as_i64().ok_or("a figure")?;
     lines[row][column] = json!(right + 512);
-    let Some(Difference::Row {
+    let Some(ReplayDifference::Row {
         operation, figures, ..
     }) = verify(&lines)??.difference
     else {
@@ -176,7 +176,7 @@ fn a_wrong_block(sample: &Path) -> Result<(), Failed> {
     let wrong = segments.len() - 1;
     segments[wrong][5][0][1] = json!(1);
     match verify(&lines)??.difference {
-        Some(Difference::Snapshot { segment, .. }) if segment == wrong => Ok(()),
+        Some(ReplayDifference::Snapshot { segment, .. }) if segment == wrong => Ok(()),
         other => Err(format!("segment {wrong} is wrong, but: {other:?}").into()),
     }
 }
@@ -185,7 +185,7 @@ fn another_setting(sample: &Path) -> Result<(), Failed> {
     let mut lines = lines(sample)?;
     lines[0]["conf"] = json!("large_segment_size_mb:32");
     match verify(&lines)??.difference {
-        Some(Difference::Row { .. }) => Ok(()),
+        Some(ReplayDifference::Row { .. }) => Ok(()),
         other => Err(format!("replayed with other settings, but: {other:?}").into()),
     }
 }
@@ -196,7 +196,7 @@ fn a_wrong_decision(sample: &Path) -> Result<(), Failed> {
     let right = lines[row].clone();
     lines[row] = json!("at 0+1 256");
     match verify(&lines)??.difference {
-        Some(Difference::Decision {
+        Some(ReplayDifference::Decision {
             operation,
             recorded,
             replayed,

@@ -56,7 +56,7 @@ unsafe extern "C" fn unwilling(_: GetExportTable) -> c_int {
 #[test]
 fn a_profiler_that_sets_its_functions_receives_the_ranges() {
     // SAFETY: both act like a profiler's function.
-    let (none, ranges) = unsafe { (Ranges::attach(unwilling), Ranges::attach(profiler)) };
+    let (none, ranges) = unsafe { (NvtxRanges::attach(unwilling), NvtxRanges::attach(profiler)) };
     assert!(none.is_none());
     let ranges = ranges.expect("both functions are set");
     ranges.begin("train: 3 iterations");

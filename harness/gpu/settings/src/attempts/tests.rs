@@ -63,10 +63,10 @@ fn logged_attempts_are_read_and_a_truncated_one_is_ignored() {
     assert_eq!(Attempt::read(&path).expect("read the file"), noted);
     attempts.note_free(9, 3, Bytes::mib(5));
     assert_eq!(attempts.noted(), 4);
-    let frees = Free::read(&path.with_extension("frees")).expect("read the file");
+    let frees = DriverFree::read(&path.with_extension("frees")).expect("read the file");
     assert_eq!(
         frees,
-        [Free {
+        [DriverFree {
             attempts: 3,
             submitted: 9,
             device: 3,

@@ -7,9 +7,9 @@ use super::*;
 use crate::process::Program;
 
 /// The account of another living process.
-fn account_of(ledger: Ledger, pid: u32) -> Account {
+fn account_of(ledger: Ledger, pid: u32) -> LedgerAccount {
     let entry = ledger.lock().enter(pid.into());
-    Account {
+    LedgerAccount {
         ledger: Some(ledger),
         entry,
     }
@@ -22,7 +22,7 @@ fn folder() -> (tempfile::TempDir, std::path::PathBuf) {
 }
 
 /// Changes the usage to `bytes` if no more than 10 bytes are used together.
-fn hold(account: &mut Account, bytes: u64) -> Result<(), Bytes> {
+fn hold(account: &mut LedgerAccount, bytes: u64) -> Result<(), Bytes> {
     account.change(0, |others| {
         if others.0 + bytes > 10 {
             (Err(others), Bytes::ZERO)
@@ -35,7 +35,7 @@ fn hold(account: &mut Account, bytes: u64) -> Result<(), Bytes> {
 #[test]
 fn processes_share_the_memory_of_a_device() {
     let (_folder, path) = folder();
-    let mut first = Account::new(Some(Ledger::create(&path).unwrap()));
+    let mut first = LedgerAccount::new(Some(Ledger::create(&path).unwrap()));
     let mut second = account_of(
         Ledger::open(&path).unwrap(),
         std::os::unix::process::parent_id(),
@@ -63,7 +63,7 @@ fn processes_share_the_memory_of_a_device() {
 #[test]
 fn memory_of_a_killed_process_is_released_before_and_after_its_parent_waits() {
     let (_folder, path) = folder();
-    let mut first = Account::new(Some(Ledger::create(&path).unwrap()));
+    let mut first = LedgerAccount::new(Some(Ledger::create(&path).unwrap()));
     let mut child = Command::new("sleep").arg("60").spawn().unwrap();
     let mut killed = account_of(Ledger::open(&path).unwrap(), child.id());
     assert_eq!(
@@ -83,7 +83,7 @@ fn memory_of_a_killed_process_is_released_before_and_after_its_parent_waits() {
 #[test]
 fn memory_entered_for_another_process_is_held_until_its_end() {
     let (_folder, path) = folder();
-    let mut first = Account::new(Some(Ledger::create(&path).unwrap()));
+    let mut first = LedgerAccount::new(Some(Ledger::create(&path).unwrap()));
     let mut child = Command::new("sleep").arg("60").spawn().unwrap();
     let ledger = Ledger::open(&path).unwrap();
     ledger.enter(child.id(), 0, Bytes(9)).unwrap();
@@ -105,7 +105,7 @@ fn memory_entered_for_another_process_is_held_until_its_end() {
 #[test]
 fn a_process_that_reuses_a_number_does_not_hold_the_memory_of_the_earlier_process() {
     let (_folder, path) = folder();
-    let mut first = Account::new(Some(Ledger::create(&path).unwrap()));
+    let mut first = LedgerAccount::new(Some(Ledger::create(&path).unwrap()));
     let mut earlier = account_of(
         Ledger::open(&path).unwrap(),
         std::os::unix::process::parent_id(),
@@ -120,7 +120,7 @@ fn a_process_that_reuses_a_number_does_not_hold_the_memory_of_the_earlier_proces
 #[test]
 fn exec_releases_the_memory_of_the_earlier_program_for_others() {
     let (_folder, path) = folder();
-    let mut first = Account::new(Some(Ledger::create(&path).unwrap()));
+    let mut first = LedgerAccount::new(Some(Ledger::create(&path).unwrap()));
     let mut child = Command::new("sh")
         .args(["-c", "read line; exec sleep 60"])
         .stdin(Stdio::piped())
@@ -156,10 +156,10 @@ fn exec_releases_the_memory_of_the_earlier_program_for_others() {
 #[test]
 fn exec_releases_the_memory_of_the_earlier_program_for_the_process_itself() {
     let (_folder, path) = folder();
-    let mut before = Account::new(Some(Ledger::create(&path).unwrap()));
+    let mut before = LedgerAccount::new(Some(Ledger::create(&path).unwrap()));
     hold(&mut before, 8).unwrap();
     // After exec the process opens the ledger again.
-    let mut after = Account::new(Some(Ledger::open(&path).unwrap()));
+    let mut after = LedgerAccount::new(Some(Ledger::open(&path).unwrap()));
     assert_eq!(hold(&mut after, 7), Ok(()));
     assert_eq!(
         after.ledger().unwrap().holdings(0),
@@ -193,7 +193,7 @@ fn the_lock_is_free_again_when_the_thread_that_holds_it_ends() {
             .join()
             .unwrap()
     });
-    assert_eq!(hold(&mut Account::new(Some(ledger)), 10), Ok(()));
+    assert_eq!(hold(&mut LedgerAccount::new(Some(ledger)), 10), Ok(()));
 }
 
 #[test]

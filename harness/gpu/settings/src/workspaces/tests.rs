@@ -49,7 +49,7 @@ fn the_rule_gives_all_measured_workspaces() {
     assert_eq!(measured.len() + MEASURED.matches("aten::mm").count(), 10);
     for row in &measured {
         let output = vec![row.input[0], row.filter[0], row.input[2], row.input[3]];
-        let Measured {
+        let MeasuredWorkspace {
             direction,
             input,
             filter,

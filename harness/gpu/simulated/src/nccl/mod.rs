@@ -587,12 +587,9 @@ impl Communicator {
             None => Ok(()),
         };
         // The last rank reduces small data before the others wake.
-        let completed = peers.complete((number, call), |parts| {
-            if len <= PART {
-                reduce(&peers, parts)
-            } else {
-                Ok(())
-            }
+        let completed = peers.complete((number, call), |parts| match len <= PART {
+            true => reduce(&peers, parts),
+            false => Ok(()),
         });
         if let Err(failure) = completed {
             return failed(&failure);

@@ -16,8 +16,8 @@ use std::{cell::RefCell, io, mem::MaybeUninit, os::unix::fs::FileExt as _, ptr};
 
 use harness_allocator::units::Bytes;
 use harness_gpu_settings::collectives::{
-    Call, HEAD, Message, PREFIX, Published, Rank, Ranks, SIZES, STACK_SIGNAL, STACKS, Wait,
-    data_file, stack_file,
+    Call, CollectiveRanks, CollectiveWait, HEAD, Message, PREFIX, Published, Rank, SIZES,
+    STACK_SIGNAL, STACKS, data_file, stack_file,
 };
 use harness_gpu_settings::{mapping::Mapped, settings::publish};
 
@@ -32,7 +32,7 @@ pub(super) struct Peers {
     path: PathBuf,
     id: u64,
     rank: usize,
-    shared: Mapped<Ranks>,
+    shared: Mapped<CollectiveRanks>,
     data: File,
     /// `true` if different counts are an error. If values are not computed, a program may choose
     /// counts that ranks would have agreed on.
@@ -162,7 +162,7 @@ impl Peers {
         is_strict: bool,
     ) -> io::Result<Self> {
         let path = folder.join(format!("{PREFIX}{id:x}"));
-        let shared = Ranks::join(&path, ranks)?;
+        let shared = CollectiveRanks::join(&path, ranks)?;
         let process = &shared
             .all()
             .get(rank)
@@ -293,7 +293,12 @@ impl Peers {
             Needs::All | Needs::Nothing => (&self.shared.complete, None),
         };
         let is_done = || needs == Needs::Nothing || word.load(Ordering::Acquire) >= number;
-        if !self.wait(Wait::Collective(number, from), word, patience, is_done)? {
+        if !self.wait(
+            CollectiveWait::Collective(number, from),
+            word,
+            patience,
+            is_done,
+        )? {
             return Ok(None);
         }
         let parts = self.parts((number, call), needs)?;
@@ -396,7 +401,7 @@ impl Peers {
 
     pub(super) fn wait_for_reduction(&self, number: u32) -> Result<(), Failure> {
         let word = &self.shared.reduced;
-        self.wait(Wait::Collective(number, None), word, None, || {
+        self.wait(CollectiveWait::Collective(number, None), word, None, || {
             word.load(Ordering::Acquire) >= number
         })
         .map(drop)
@@ -492,7 +497,7 @@ impl Peers {
         };
         let is_done = || !matches!(found(), Ok(None));
         if !self.wait(
-            Wait::Message(number, from),
+            CollectiveWait::Message(number, from),
             &self.state().messages,
             patience,
             is_done,
@@ -513,7 +518,7 @@ impl Peers {
     /// is.
     fn wait(
         &self,
-        wait: Wait,
+        wait: CollectiveWait,
         word: &AtomicU32,
         patience: Option<Duration>,
         is_done: impl Fn() -> bool,
@@ -567,7 +572,7 @@ impl Peers {
 
     /// Waits for a collective that never completes, because another rank calls another one.
     pub(super) fn wait_in_vain(&self, number: u32) -> Failure {
-        let wait = Wait::Collective(number, None);
+        let wait = CollectiveWait::Collective(number, None);
         self.wait(wait, &self.shared.complete, None, || false)
             .err()
             .unwrap_or(Failure::Aborted)

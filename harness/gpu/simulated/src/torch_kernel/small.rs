@@ -1031,11 +1031,11 @@ unsafe extern "C" fn harness_small_compute(
         types,
     } = description;
     // SAFETY: as the caller promises.
-    let (handle, types) = unsafe {
-        let handle = known
-            .torch
-            .find(CStr::from_ptr(names[0]), CStr::from_ptr(names[1]));
-        (handle, (!types.is_null()).then(|| CStr::from_ptr(types)))
+    let (handle, direct, types) = unsafe {
+        let [name, overload] = names.map(|name| CStr::from_ptr(name));
+        let handle = known.torch.find(name, overload);
+        let types = (!types.is_null()).then(|| CStr::from_ptr(types));
+        (handle, Direct::of(name, overload), types)
     };
     let kernel = handle.kernel(known.on_gpu);
     let Some(on_gpu) = kernel
@@ -1054,19 +1054,15 @@ unsafe extern "C" fn harness_small_compute(
     {
         return false; // Another layout.
     }
-    let is_on_cpu = handle.kernel(known.on_cpu).function().is_some();
-    let kind = Kind::ALL[kind];
-    // SAFETY: as the caller promises.
-    let direct = unsafe { Direct::of(CStr::from_ptr(names[0]), CStr::from_ptr(names[1])) };
     let new = Operation {
         handle,
         on_gpu,
-        is_on_cpu,
+        is_on_cpu: handle.kernel(known.on_cpu).function().is_some(),
         arguments,
         returns,
         changed,
         overwritten,
-        kind,
+        kind: Kind::ALL[kind],
         direct,
         refused: Default::default(),
     };

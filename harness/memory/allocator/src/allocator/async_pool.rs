@@ -269,15 +269,6 @@ impl Allocator for AsyncPoolAllocator {
         Ok(())
     }
 
-    /// Does nothing: the driver forgets a destroyed stream.
-    fn release_stream(
-        &mut self,
-        _device: &mut dyn Device,
-        _stream: StreamId,
-    ) -> Result<(), DeviceError> {
-        Ok(())
-    }
-
     /// Waits for the device, because a pool releases only memory whose free the host has waited
     /// for.
     fn empty_cache(&mut self, device: &mut dyn Device) -> Result<(), DeviceError> {

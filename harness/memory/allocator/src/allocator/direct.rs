@@ -87,15 +87,6 @@ impl Allocator for DirectAllocator {
         }
     }
 
-    /// Does nothing: the allocator keeps nothing per stream.
-    fn release_stream(
-        &mut self,
-        _device: &mut dyn Device,
-        _stream: StreamId,
-    ) -> Result<(), DeviceError> {
-        Ok(())
-    }
-
     /// Does nothing: there is no cache.
     fn empty_cache(&mut self, _device: &mut dyn Device) -> Result<(), DeviceError> {
         Ok(())

@@ -20,7 +20,7 @@ use std::time::{Duration, Instant};
 use std::{fmt, path::PathBuf, str::FromStr};
 
 pub use self::host::{name_program, program};
-use self::wire::{Call, Code, Order, Program, Reply, Timed};
+use self::wire::{Call, Code, LibraryProgram, Order, Reply, Timed};
 use self::{held::Held, host::Host};
 use super::{
     Allocation, Allocator, AllocatorError, OomCause, Request, answered_by, live::out_of_memory,
@@ -277,7 +277,7 @@ impl LibraryAllocator {
     pub fn time(
         &mut self,
         device: &mut dyn Device,
-        program: Program,
+        program: LibraryProgram,
     ) -> Result<Timed, DeviceError> {
         let (_, seen) = self.order(device, &Order::Time(program), "it was timed")?;
         if let Some(function) = seen.unanswered.first() {
@@ -441,15 +441,6 @@ impl Allocator for LibraryAllocator {
         if self.spec.record_stream.is_some() {
             self.uses.push((allocation.ptr(), stream));
         }
-        Ok(())
-    }
-
-    /// Does nothing: the interface of a library has no function for it.
-    fn release_stream(
-        &mut self,
-        _device: &mut dyn Device,
-        _stream: StreamId,
-    ) -> Result<(), DeviceError> {
         Ok(())
     }
 

@@ -516,45 +516,37 @@ impl Regions {
             .all(|id| self[id].state == BlockState::Inactive)
     }
 
+    fn free_chunk(&self, id: ChunkId) -> FreeChunk {
+        FreeChunk {
+            stream: self[id].stream,
+            size: self[id].size,
+            address: self[id].address,
+            id,
+        }
+    }
+
     /// Adds a free chunk to the index.
     fn put_in(&mut self, id: ChunkId) {
-        let Chunk {
-            stream,
-            size,
-            address,
-            ..
-        } = self[id];
-        let new = self.free.insert(FreeChunk {
-            stream,
-            size,
-            address,
-            id,
-        });
+        let chunk = self.free_chunk(id);
+        let new = self.free.insert(chunk);
         debug_assert!(new, "the chunk is not in the index yet");
         if self[id].is_split() {
             self.stats.inactive_split.increase(POOL, 1);
-            self.stats.inactive_split_bytes.increase(POOL, size);
+            self.stats
+                .inactive_split_bytes
+                .increase(POOL, self[id].size);
         }
     }
 
     /// Removes a free chunk from the index. Call it before its neighbors change.
     fn take_out(&mut self, id: ChunkId) {
-        let Chunk {
-            stream,
-            size,
-            address,
-            ..
-        } = self[id];
-        let was_there = self.free.remove(&FreeChunk {
-            stream,
-            size,
-            address,
-            id,
-        });
+        let was_there = self.free.remove(&self.free_chunk(id));
         debug_assert!(was_there, "the chunk is in the index");
         if self[id].is_split() {
             self.stats.inactive_split.decrease(POOL, 1);
-            self.stats.inactive_split_bytes.decrease(POOL, size);
+            self.stats
+                .inactive_split_bytes
+                .decrease(POOL, self[id].size);
         }
     }
 

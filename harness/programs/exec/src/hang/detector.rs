@@ -10,7 +10,9 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 use std::{fs, fs::File, io};
 
-use harness_gpu_settings::collectives::{Call, Rank, Ranks, Wait, data_file, stack_file};
+use harness_gpu_settings::collectives::{
+    Call, CollectiveRanks, CollectiveWait, Rank, data_file, stack_file,
+};
 use harness_gpu_settings::mapping::Mapped;
 use libc::pid_t;
 
@@ -18,7 +20,7 @@ use super::processes::{
     Numbers, Processes, is_main_asleep, numbers, of_program, sleeping, stack, wait_of,
 };
 use super::{FILE, Hang, HangingRank, RankState};
-use crate::errors::{Frame, OutOfMemory};
+use crate::errors::{ErrorFrame, OutOfMemoryError};
 use crate::process;
 use crate::torch_record::TorchRecord;
 
@@ -51,7 +53,7 @@ pub(super) struct Waiting {
     communicator: usize,
     rank: usize,
     pub(super) pid: u32,
-    wait: Wait,
+    wait: CollectiveWait,
     pub(super) lacks: Vec<(usize, Lacks)>,
 }
 
@@ -60,7 +62,7 @@ pub(super) struct Waiting {
 pub(super) struct Outside {
     pub(super) pid: u32,
     pub(super) function: String,
-    pub(super) stack: Vec<Frame>,
+    pub(super) stack: Vec<ErrorFrame>,
 }
 
 /// Returns the processes of `waits` that wait forever. A process continues if all that it lacks
@@ -98,7 +100,7 @@ pub(super) fn endless(
     }
 }
 
-pub(super) type Communicators = Vec<(PathBuf, Mapped<Ranks>)>;
+pub(super) type Communicators = Vec<(PathBuf, Mapped<CollectiveRanks>)>;
 
 fn members(communicators: &Communicators) -> impl Iterator<Item = u32> {
     let pids = communicators
@@ -149,13 +151,13 @@ pub(super) fn waits(
 /// The ranks that a rank waits for, and whether their call is the wrong one.
 fn lacking(
     path: &Path,
-    ranks: &Ranks,
-    (rank, wait): (usize, Wait),
+    ranks: &CollectiveRanks,
+    (rank, wait): (usize, CollectiveWait),
     is_running: &dyn Fn(u32) -> bool,
 ) -> Vec<(usize, bool)> {
     let all = ranks.all();
     match wait {
-        Wait::Message(number, from) => {
+        CollectiveWait::Message(number, from) => {
             let messages = File::open(data_file(path))
                 .and_then(|data| all[rank].messages_in(&data))
                 .unwrap_or_default();
@@ -168,7 +170,7 @@ fn lacking(
                 vec![(from, false)]
             }
         }
-        Wait::Collective(number, from) => {
+        CollectiveWait::Collective(number, from) => {
             let others = || {
                 (0..all.len())
                     .filter(|other| *other != rank && from.is_none_or(|from| from == *other))
@@ -209,7 +211,7 @@ fn lacking(
     }
 }
 
-fn call(communicator: &Path, ranks: &Ranks, rank: usize, number: u32) -> Option<Call> {
+fn call(communicator: &Path, ranks: &CollectiveRanks, rank: usize, number: u32) -> Option<Call> {
     ranks
         .find(&File::open(data_file(communicator)).ok()?, rank, number)
         .ok()?
@@ -238,7 +240,7 @@ struct Suspect {
 
 /// What waits forever: the communicator, the rank and the wait of each, and the waits outside of
 /// communicators.
-type Key = (Vec<(PathBuf, usize, Wait)>, Vec<Outside>);
+type Key = (Vec<(PathBuf, usize, CollectiveWait)>, Vec<Outside>);
 
 impl Detector {
     /// Returns whether the program hangs, and writes the hang to the folder of the run.
@@ -252,7 +254,7 @@ impl Detector {
     }
 
     fn find(&mut self, run: &Path, descendants: &[pid_t]) -> io::Result<Option<Hang>> {
-        let mut communicators = Ranks::read_folder(run)?;
+        let mut communicators = CollectiveRanks::read_folder(run)?;
         // The largest names the ranks.
         communicators
             .sort_by_key(|(path, ranks)| (std::cmp::Reverse(ranks.all().len()), path.clone()));
@@ -407,7 +409,7 @@ pub(super) struct Found<'a> {
 impl Found<'_> {
     /// The number of a process in the largest communicator, or the one that its launcher named.
     fn name(&self, pid: u32, other: usize) -> usize {
-        let position = |(_, ranks): &(_, Mapped<Ranks>)| {
+        let position = |(_, ranks): &(_, Mapped<CollectiveRanks>)| {
             ranks
                 .all()
                 .iter()
@@ -445,10 +447,11 @@ impl Found<'_> {
         for waiting in self.waits {
             let (path, members) = &self.communicators[waiting.communicator];
             let call = match waiting.wait {
-                Wait::Collective(number, _) => call(path, members, waiting.rank, number),
-                Wait::Message(..) => None,
+                CollectiveWait::Collective(number, _) => call(path, members, waiting.rank, number),
+                CollectiveWait::Message(..) => None,
             };
-            let (Wait::Collective(number, _) | Wait::Message(number, _)) = waiting.wait;
+            let (CollectiveWait::Collective(number, _) | CollectiveWait::Message(number, _)) =
+                waiting.wait;
             let sized = call.filter(Call::has_size);
             let text = fs::read_to_string(stack_file(path, waiting.rank, waiting.wait))
                 .unwrap_or_default();
@@ -548,7 +551,7 @@ impl Found<'_> {
                 .or_insert(state);
         }
         let out_of_memory = |pid: u32| {
-            OutOfMemory::of_process(self.run, pid)
+            OutOfMemoryError::of_process(self.run, pid)
                 .pop()
                 .and_then(|error| error.frames.into_iter().next())
         };

@@ -12,7 +12,7 @@ use std::{fs, io};
 use harness_gpu_settings::collectives::{STACK_SIGNAL, STACKS};
 use procfs::process::{Process, Stat};
 
-use crate::errors::Frame;
+use crate::errors::ErrorFrame;
 use crate::files::numbered;
 use crate::process::End;
 
@@ -140,7 +140,7 @@ impl Processes {
 
 /// Returns the function that waits for other ranks outside of communicators, and the program's
 /// frames below it. Reads the stack that an earlier call requested, and requests the next.
-pub(super) fn wait_of(run: &Path, pid: u32) -> Option<(String, Vec<Frame>)> {
+pub(super) fn wait_of(run: &Path, pid: u32) -> Option<(String, Vec<ErrorFrame>)> {
     let stacks = run.join(format!("{STACKS}{pid}"));
     let text = fs::read_to_string(&stacks).ok()?;
     if !text.is_empty()
@@ -320,8 +320,8 @@ fn exit_status(file: &OwnedFd) -> Option<i32> {
 /// The stack in a text of Python's faulthandler, innermost frame first: of the thread that wrote
 /// it, or else of the main thread, which is last. Threads without frames of the program are left
 /// out.
-pub(super) fn stack(text: &str, run: &Path) -> Vec<Frame> {
-    let mut threads: Vec<(bool, Vec<Frame>)> = Vec::new();
+pub(super) fn stack(text: &str, run: &Path) -> Vec<ErrorFrame> {
+    let mut threads: Vec<(bool, Vec<ErrorFrame>)> = Vec::new();
     for line in text.lines() {
         if line.contains("(most recent call first)") {
             threads.push((line.starts_with("Current"), Vec::new()));
@@ -332,7 +332,7 @@ pub(super) fn stack(text: &str, run: &Path) -> Vec<Frame> {
                 .strip_prefix("File \"")?
                 .split_once("\", line ")?;
             let (line, name) = rest.split_once(" in ")?;
-            Some(Frame {
+            Some(ErrorFrame {
                 file: file.to_owned(),
                 line: line.parse().ok()?,
                 name: name.to_owned(),
@@ -350,16 +350,16 @@ pub(super) fn stack(text: &str, run: &Path) -> Vec<Frame> {
         .unwrap_or_default()
 }
 
-pub(super) fn of_program(mut stack: Vec<Frame>, run: &Path) -> Vec<Frame> {
+pub(super) fn of_program(mut stack: Vec<ErrorFrame>, run: &Path) -> Vec<ErrorFrame> {
     stack.retain(|frame| is_of_program(frame, run));
     stack
 }
 
 /// The function of [`WAITING`] that the program called, or the method of a store, if the innermost
 /// frame waits there.
-pub(super) fn waiting_function(stack: &[Frame], run: &Path) -> Option<String> {
+pub(super) fn waiting_function(stack: &[ErrorFrame], run: &Path) -> Option<String> {
     let first = stack.iter().position(|frame| is_of_program(frame, run))?;
-    let is_of_torch = |frame: &&Frame| {
+    let is_of_torch = |frame: &&ErrorFrame| {
         let part = frame
             .file
             .split_once("-packages/torch/")
@@ -385,7 +385,7 @@ pub(super) fn waiting_function(stack: &[Frame], run: &Path) -> Option<String> {
         .then(|| format!("store{method}"))
 }
 
-fn is_of_program(Frame { file, .. }: &Frame, run: &Path) -> bool {
+fn is_of_program(ErrorFrame { file, .. }: &ErrorFrame, run: &Path) -> bool {
     !file.starts_with('<')
         && !Path::new(file).starts_with(run)
         && !PACKAGES

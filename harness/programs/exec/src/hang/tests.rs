@@ -3,7 +3,7 @@
 use std::sync::atomic::Ordering;
 
 use harness_gpu_settings::collectives::{
-    Call, Message, Operation, Published, Ranks, Wait, data_file,
+    Call, CollectiveRanks, CollectiveWait, Message, Operation, Published, data_file,
 };
 use harness_staging::wait_for;
 
@@ -30,21 +30,21 @@ const fn published(number: u32, call: Call) -> Published {
 /// Ranks of processes with these numbers, each with its last collective, and whether it waits in
 /// it.
 fn ranks(run: &Path, name: &str, members: &[(u32, u32, bool)]) {
-    let ranks = Ranks::join(&run.join(name), members.len()).unwrap();
+    let ranks = CollectiveRanks::join(&run.join(name), members.len()).unwrap();
     fs::write(data_file(&run.join(name)), "").unwrap();
     for (rank, (pid, number, waits)) in ranks.all().iter().zip(members) {
         rank.process.store(*pid, Ordering::Relaxed);
         if *number > 0 {
             rank.publish(published(*number, CALL));
         }
-        rank.set_wait(waits.then_some(Wait::Collective(*number, None)));
+        rank.set_wait(waits.then_some(CollectiveWait::Collective(*number, None)));
     }
 }
 
 /// The lines of a hang in which the processes 1 to 9 run, of which these wait outside of
 /// communicators.
 fn lines_with(run: &Path, can_start: bool, outside: &[(u32, &str)]) -> Vec<String> {
-    let mut communicators = Ranks::read_folder(run).unwrap();
+    let mut communicators = CollectiveRanks::read_folder(run).unwrap();
     communicators.sort_by_key(|(path, _)| path.clone());
     let numbers = numbers(run).unwrap();
     let mut waits = waits(&communicators, &|pid| (1..10).contains(&pid));
@@ -64,7 +64,7 @@ fn lines_with(run: &Path, can_start: bool, outside: &[(u32, &str)]) -> Vec<Strin
         .collect();
     let stopped = endless(&lacks, &running, || can_start);
     waits.retain(|waiting| stopped.contains(&waiting.pid));
-    let frame = || Frame {
+    let frame = || ErrorFrame {
         file: "/a/train.py".to_owned(),
         line: 7,
         name: "main".to_owned(),
@@ -152,8 +152,8 @@ fn a_cycle_of_communicators_is_a_hang_and_a_chain_that_ends_at_a_computing_rank_
 fn a_receive_waits_for_its_sender_until_the_message_has_arrived() {
     let run = tempfile::tempdir().unwrap();
     ranks(run.path(), "nccl-1", &[(1, 1, false), (99, 1, false)]);
-    let shared = Ranks::join(&run.path().join("nccl-1"), 2).unwrap();
-    shared.all()[0].set_wait(Some(Wait::Message(2, 1)));
+    let shared = CollectiveRanks::join(&run.path().join("nccl-1"), 2).unwrap();
+    shared.all()[0].set_wait(Some(CollectiveWait::Message(2, 1)));
     let data = fs::File::options()
         .read(true)
         .write(true)
@@ -190,7 +190,7 @@ fn a_rank_that_has_not_joined_may_still_start_or_is_missing() {
 fn ranks_in_different_collectives_and_one_that_left_are_a_hang() {
     let run = tempfile::tempdir().unwrap();
     ranks(run.path(), "nccl-1", &[(1, 2, true), (2, 2, true)]);
-    let shared = Ranks::join(&run.path().join("nccl-1"), 2).unwrap();
+    let shared = CollectiveRanks::join(&run.path().join("nccl-1"), 2).unwrap();
     shared.all()[1].publish(published(
         2,
         Call {
@@ -230,7 +230,11 @@ Thread 0x3 (most recent call first):
   File \"/a/train.py\", line 90 in <module>
 ";
     let run = Path::new("/run");
-    let first = |text: &str| of_program(stack(text, run), run).first().map(Frame::short);
+    let first = |text: &str| {
+        of_program(stack(text, run), run)
+            .first()
+            .map(ErrorFrame::short)
+    };
     assert_eq!(first(text), Some("train.py:88".to_owned()));
     assert_eq!(
         first(&text.replace("Current thread", "Thread")),
@@ -316,7 +320,7 @@ fn a_wait_outside_of_communicators_is_a_function_of_torch_or_a_method_of_a_store
         "import torch\nx = group._get_store().get('ready')\ntime.sleep(9)\n",
     )
     .unwrap();
-    let frame = |file: &str, line: u64, name: &str| Frame {
+    let frame = |file: &str, line: u64, name: &str| ErrorFrame {
         file: file.to_owned(),
         line,
         name: name.to_owned(),
@@ -324,7 +328,7 @@ fn a_wait_outside_of_communicators_is_a_function_of_torch_or_a_method_of_a_store
     let torch =
         |file: &str, name: &str| frame(&format!("/v/lib/site-packages/torch/{file}"), 5, name);
     let of_program = |line| frame(program.to_str().unwrap(), line, "main");
-    let function = |stack: &[Frame]| waiting_function(stack, Path::new("/run"));
+    let function = |stack: &[ErrorFrame]| waiting_function(stack, Path::new("/run"));
     assert_eq!(function(&[of_program(2)]).as_deref(), Some("store.get"));
     assert_eq!(function(&[of_program(3)]), None);
     let stack = [

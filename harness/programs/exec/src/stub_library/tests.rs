@@ -11,7 +11,7 @@ use proptest::prelude::*;
 use super::*;
 use crate::own_libraries::{CORE, core_library};
 
-fn symbol(name: &str, node: Option<&str>, kind: Kind) -> Symbol {
+fn symbol(name: &str, node: Option<&str>, kind: SymbolKind) -> Symbol {
     Symbol {
         name: name.to_owned(),
         node: node.map(str::to_owned),
@@ -62,7 +62,7 @@ proptest! {
                 symbol(
                     name,
                     nodes.get(*node).copied(),
-                    if *is_function { Kind::Function } else { Kind::Variable },
+                    if *is_function { SymbolKind::Function } else { SymbolKind::Variable },
                 )
             })
             .collect();
@@ -74,7 +74,7 @@ proptest! {
         }
         .bytes();
         for Symbol { name, node, kind } in &symbols {
-            let kind = if *kind == Kind::Function { elf::STT_FUNC } else { elf::STT_OBJECT };
+            let kind = if *kind == SymbolKind::Function { elf::STT_FUNC } else { elf::STT_OBJECT };
             prop_assert_eq!(found(&library, name), Some((kind, node.clone())));
         }
         prop_assert_eq!(found(&library, &absent), None);
@@ -104,9 +104,9 @@ fn the_core_answers_the_functions_of_a_loaded_stub_library() {
     let node = Some("libstub.so.7");
     // The second function writes zero through its seventh argument, which is on the stack.
     let symbols = [
-        symbol("stubUnknown", node, Kind::Function),
-        symbol("cublasCgeqrfBatched", node, Kind::Function),
-        symbol("stubVariable", node, Kind::Variable),
+        symbol("stubUnknown", node, SymbolKind::Function),
+        symbol("cublasCgeqrfBatched", node, SymbolKind::Function),
+        symbol("stubVariable", node, SymbolKind::Variable),
     ];
     let library = StubLibrary {
         soname: "libstub.so.7",
@@ -155,7 +155,7 @@ fn the_core_answers_the_functions_of_a_loaded_stub_library() {
 
 #[test]
 fn a_library_without_functions_imports_no_symbol() {
-    let variable = symbol("stubVariable", None, Kind::Variable);
+    let variable = symbol("stubVariable", None, SymbolKind::Variable);
     for symbols in [vec![], vec![&variable]] {
         let library = StubLibrary {
             soname: "libnvidia-ml.so.1",

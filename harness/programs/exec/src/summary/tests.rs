@@ -329,7 +329,7 @@ fn a_hang_depends_on_values_unless_a_rank_ran_out_of_memory() {
         end(of_rank(None)).as_deref(),
         Some("in a hang of its ranks")
     );
-    let line = Frame {
+    let line = ErrorFrame {
         file: "train.py".to_owned(),
         line: 4,
         name: "main".to_owned(),
@@ -369,7 +369,7 @@ fn an_effect_or_another_program_than_python_is_the_reason_for_one_run() {
 
 #[test]
 fn reads_of_values_that_nothing_computed_are_counted_and_named_once_per_line() {
-    let at = |line| Frame {
+    let at = |line| ErrorFrame {
         file: "/home/user/loss.py".to_owned(),
         line,
         name: "branch".to_owned(),

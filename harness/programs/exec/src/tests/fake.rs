@@ -4,7 +4,7 @@ use harness_allocator::units::Bytes;
 use harness_gpu_settings::attempts::{Attempt, Outcome};
 use harness_gpu_settings::{calls::Call, settings::AddressOrder};
 
-use crate::errors::{Frame, OutOfMemory};
+use crate::errors::{ErrorFrame, OutOfMemoryError};
 use crate::process::End;
 use crate::torch_record::Caller;
 use crate::trials::Trial;
@@ -65,10 +65,10 @@ pub(crate) fn ended_well(sizes: &[u64]) -> Observed {
 }
 
 /// Returns an out of memory error in this line, after this many attempts.
-pub(crate) fn error(attempts: u64, line: u64) -> OutOfMemory {
-    OutOfMemory {
+pub(crate) fn error(attempts: u64, line: u64) -> OutOfMemoryError {
+    OutOfMemoryError {
         attempts,
-        frames: vec![Frame {
+        frames: vec![ErrorFrame {
             file: "/home/me/train.py".to_owned(),
             line,
             name: "step".to_owned(),

@@ -6,7 +6,7 @@ use std::{fs, process::Command};
 
 use harness_gpu_settings::settings::Cuda;
 
-use crate::stub_library::{Kind, StubLibrary, Symbol};
+use crate::stub_library::{StubLibrary, Symbol, SymbolKind};
 use crate::{cache::Libraries, own_libraries::CORE, program::Program, setup::Setup};
 
 /// Functions with their library's version node, functions without one, and a variable.
@@ -57,15 +57,15 @@ pub(crate) fn compile_torch(torch: &Path) {
     fs::create_dir_all(torch.join("lib")).unwrap();
     let mut paths: Vec<PathBuf> = Vec::new();
     for (soname, node, names) in LIBRARIES {
-        let symbol = |(name, kind): (&str, Kind)| Symbol {
+        let symbol = |(name, kind): (&str, SymbolKind)| Symbol {
             name: name.to_owned(),
             node: node.map(str::to_owned),
             kind,
         };
-        let variable = (node == Some("NVSHMEM")).then_some((VARIABLE, Kind::Variable));
+        let variable = (node == Some("NVSHMEM")).then_some((VARIABLE, SymbolKind::Variable));
         let symbols: Vec<Symbol> = names
             .iter()
-            .map(|name| (*name, Kind::Function))
+            .map(|name| (*name, SymbolKind::Function))
             .chain(variable)
             .map(symbol)
             .collect();

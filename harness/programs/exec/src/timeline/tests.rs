@@ -11,7 +11,7 @@ fn samples_are_read_and_a_truncated_line_is_ignored() {
         "0 0 512\n12 1 1024\nnothing\n13 1 20",
     )
     .unwrap();
-    let timelines = Timeline::read_folder(run.path(), run.path()).unwrap();
+    let timelines = ProgramTimeline::read_folder(run.path(), run.path()).unwrap();
     let sample = |submitted, device, allocated| Sample {
         submitted,
         device,
@@ -19,10 +19,10 @@ fn samples_are_read_and_a_truncated_line_is_ignored() {
     };
     assert_eq!(
         timelines,
-        [Timeline {
+        [ProgramTimeline {
             pid: 7,
             samples: vec![sample(0, 0, 512), sample(12, 1, 1024)],
-            ..Timeline::default()
+            ..ProgramTimeline::default()
         }]
     );
 }

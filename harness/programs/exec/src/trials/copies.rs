@@ -14,7 +14,7 @@ use harness_gpu_settings::settings::{UNLOADED, Values};
 
 use super::{OUTPUTS, Observed, Trial};
 use crate::files::hook_folder;
-use crate::launch::{Ended, Launch, Prepared};
+use crate::launch::{EndedProgram, Launch, Prepared};
 use crate::{machine::Machine, process::Started};
 
 /// The variable with the process ID of harness, a module to import early, and the path of the
@@ -43,7 +43,7 @@ struct Template {
     _process: Started,
     /// The folder of the run that it comes from, which it may still use.
     origin: PathBuf,
-    kept: Option<Ended>,
+    kept: Option<EndedProgram>,
 }
 
 impl Copies {
@@ -140,7 +140,7 @@ impl Copies {
     }
 
     /// Keeps the folder of a run if the template comes from it.
-    pub(crate) fn keep(&self, ended: Ended) {
+    pub(crate) fn keep(&self, ended: EndedProgram) {
         if let State::Offered(template) = &mut *self.lock()
             && template.origin == ended.folder()
         {

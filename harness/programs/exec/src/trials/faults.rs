@@ -20,7 +20,7 @@ use super::part::Part;
 use super::which::{Which, spread};
 use super::{Program, Trial};
 use crate::torch_record::Caller;
-use crate::{errors::Frame, process::End, timeline::Timeline};
+use crate::{errors::ErrorFrame, process::End, timeline::ProgramTimeline};
 
 /// Attempts that also fail alone by default: enough to show that PyTorch's retry works.
 const ALONE: usize = 3;
@@ -29,7 +29,7 @@ const ALONE: usize = 3;
 const MORE: Bytes = Bytes::mib(2);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Plan {
+pub struct FaultPlan {
     pub which: Which,
     /// `true` to also fail each selected attempt alone.
     pub alone: bool,
@@ -58,7 +58,7 @@ pub struct FaultReport {
     pub second: Option<Second>,
     /// Describes the selected attempts.
     pub chosen: String,
-    pub cases: Vec<Case>,
+    pub cases: Vec<FaultCase>,
     /// Number of runs skipped after an interrupt.
     pub left_out: usize,
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -102,7 +102,7 @@ pub struct Second {
 
 /// A run in which an attempt and the next one failed, or a call of a library.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Case {
+pub struct FaultCase {
     /// The rank, which is its device, if the program has several. Each rank counts its own
     /// attempts.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -119,7 +119,7 @@ pub struct Case {
     pub outcome: Outcome,
     /// The call stack of the OutOfMemoryError, or of the failed call of a library, without
     /// PyTorch's own frames, innermost first. Empty if there was no error or its stack is unknown.
-    pub stack: Vec<Frame>,
+    pub stack: Vec<ErrorFrame>,
     /// `true` if the exit code is not 0, and an OutOfMemoryError and nothing else ended the
     /// program, or it exited after it caught one. After a failed call of a library, the library's
     /// error replaces the OutOfMemoryError.
@@ -165,7 +165,7 @@ pub enum Outcome {
     NotReached,
 }
 
-impl Case {
+impl FaultCase {
     /// The name among all cases of a program.
     pub(super) fn name(&self) -> String {
         name(self.rank, self.call.as_deref(), self.attempt)
@@ -182,7 +182,13 @@ impl Case {
     }
 }
 
-pub fn every_fault<E: Send>(program: &Program<'_, E>, plan: Plan) -> Result<FaultReport, E> {
+fn names(run: &Observed) -> BTreeSet<String> {
+    let libraries = calls_of_libraries(run);
+    let places = places(run);
+    places.iter().chain(&libraries).map(Place::name).collect()
+}
+
+pub fn every_fault<E: Send>(program: &Program<'_, E>, plan: FaultPlan) -> Result<FaultReport, E> {
     let first = program.first;
     let Cases {
         mut chosen,
@@ -191,19 +197,9 @@ pub fn every_fault<E: Send>(program: &Program<'_, E>, plan: Plan) -> Result<Faul
     } = cases(first, plan);
     let part = program.keep_shard(&mut chosen, Place::name);
     program.keep_shard(&mut alone, Place::name);
-    let clean: Vec<Trial> = (!chosen.is_empty())
-        .then(|| program.trial.clone())
-        .into_iter()
-        .collect();
-    let again = program.run(&clean)?.pop().flatten();
+    let clean = (!chosen.is_empty()).then(|| program.trial.clone());
+    let again = program.run(clean.as_slice())?.pop().flatten();
     let again = again.and_then(|again| Some((first.difference(&again)?, again)));
-    let names = |run: &Observed| -> BTreeSet<String> {
-        places(run)
-            .iter()
-            .chain(&calls_of_libraries(run))
-            .map(Place::name)
-            .collect()
-    };
     // A program that finds the files of its first run may fail, or have nothing to do.
     let is_comparable = again.as_ref().is_some_and(|(_, again)| {
         again.ending == first.ending && !names(first).is_disjoint(&names(again))
@@ -214,12 +210,10 @@ pub fn every_fault<E: Send>(program: &Program<'_, E>, plan: Plan) -> Result<Faul
         chosen.retain(|place| made.contains(&place.name()));
         alone.retain(|place| made.contains(&place.name()));
     }
+    let comparable = again.as_ref().filter(|_| is_comparable);
     let clean = Clean {
         first,
-        again: again
-            .as_ref()
-            .filter(|_| is_comparable)
-            .map(|(_, again)| again),
+        again: comparable.map(|(_, again)| again),
     };
     let has_end = program.trial.addresses.is_some();
     let in_a_row = |place: &Place| place.in_a_row(&first.caller, has_end);
@@ -235,26 +229,18 @@ pub fn every_fault<E: Send>(program: &Program<'_, E>, plan: Plan) -> Result<Faul
         .collect();
     let mut runs = program.run(&trials)?;
     let lone_runs = runs.split_off(chosen.len());
-    let left_out = runs
-        .iter()
-        .chain(&lone_runs)
-        .filter(|run| run.is_none())
-        .count();
-    let mut cases: Vec<Case> = chosen
+    let all_runs = runs.iter().chain(&lone_runs);
+    let left_out = all_runs.filter(|run| run.is_none()).count();
+    let mut cases: Vec<FaultCase> = chosen
         .iter()
         .zip(runs)
         .filter_map(|(place, run)| Some(clean.case(place, in_a_row(place), &run?)))
         .collect();
     for (place, run) in alone.iter().zip(lone_runs) {
-        if let (Some(run), Some(case)) = (
-            run,
-            cases.iter_mut().find(|case| case.name() == place.name()),
-        ) {
-            case.alone = Some(outcome(
-                &place.failing(1),
-                &first.of_rank(place.rank),
-                &run.of_rank(place.rank),
-            ));
+        let case = cases.iter_mut().find(|case| case.name() == place.name());
+        if let (Some(run), Some(case)) = (run, case) {
+            let (first, run) = (first.of_rank(place.rank), run.of_rank(place.rank));
+            case.alone = Some(outcome(&place.failing(1), &first, &run));
         }
     }
     let second = again.map(|(difference, again)| Second {
@@ -418,7 +404,7 @@ struct Cases {
     described: String,
 }
 
-fn cases(first: &Observed, plan: Plan) -> Cases {
+fn cases(first: &Observed, plan: FaultPlan) -> Cases {
     let choose = |places: &[Place]| {
         let sizes: Vec<Bytes> = places.iter().map(|place| place.size).collect();
         plan.which
@@ -451,7 +437,7 @@ fn cases(first: &Observed, plan: Plan) -> Cases {
 
 /// Returns the number of runs that [`every_fault`] makes, or fewer if the program is not
 /// deterministic.
-pub fn runs(first: &Observed, plan: Plan, shard: Option<Shard>) -> usize {
+pub fn runs(first: &Observed, plan: FaultPlan, shard: Option<Shard>) -> usize {
     let Cases { chosen, alone, .. } = cases(first, plan);
     let with_failures = chosen
         .iter()
@@ -488,7 +474,7 @@ struct Clean<'a> {
 }
 
 impl Clean<'_> {
-    fn case(&self, place: &Place, in_a_row: u64, run: &Observed) -> Case {
+    fn case(&self, place: &Place, in_a_row: u64, run: &Observed) -> FaultCase {
         let (fault, first, run) = (
             &place.failing(in_a_row),
             &self.first.of_rank(place.rank),
@@ -530,7 +516,7 @@ impl Clean<'_> {
             }
             _ => false,
         };
-        Case {
+        FaultCase {
             rank: place.rank,
             call: place.call.map(|call| call.name().to_owned()),
             attempt: fault.first,
@@ -638,7 +624,7 @@ fn has_raised(fault: &Fault, first: &Observed, run: &Observed) -> bool {
         || run.errors.iter().any(|error| error.attempts >= fault.first)
 }
 
-pub fn not_reached<'a>(faults: &'a [Fault], by_process: &[Timeline]) -> Option<&'a Fault> {
+pub fn not_reached<'a>(faults: &'a [Fault], by_process: &[ProgramTimeline]) -> Option<&'a Fault> {
     faults.iter().find(|fault| {
         !by_process
             .iter()

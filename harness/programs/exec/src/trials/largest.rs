@@ -485,7 +485,7 @@ impl<E: Send> LargestSearch<'_, E> {
             let frame = run.errors.first().and_then(|error| error.frames.first());
             Tried::TooLarge {
                 lacks: refused.map(|made| made.size.saturating_sub(free(made.held))),
-                location: frame.map(crate::errors::Frame::short),
+                location: frame.map(crate::errors::ErrorFrame::short),
             }
         };
         match run.ending {

@@ -9,7 +9,7 @@ use harness_allocator::units::Bytes;
 use harness_gpu_settings::attempts::{self, Attempt};
 use harness_gpu_settings::latency::Latency;
 
-use crate::errors::{Frame, OutOfMemory, failed_calls};
+use crate::errors::{ErrorFrame, OutOfMemoryError, failed_calls};
 use crate::files::numbered;
 use crate::hang::{Hang, processes};
 use crate::machine::Machine;
@@ -59,9 +59,9 @@ pub struct Observed {
     /// fail on request, in order.
     pub calls_of_libraries: Vec<Attempt>,
     /// Out of memory errors of the same process, in order.
-    pub errors: Vec<OutOfMemory>,
+    pub errors: Vec<OutOfMemoryError>,
     /// Call stacks of those of its calls of libraries that failed on request, in order.
-    pub failed_calls: Vec<Vec<Frame>>,
+    pub failed_calls: Vec<Vec<ErrorFrame>>,
     /// The same of each device: of the process with the most attempts on it, which is a rank if
     /// there are several.
     pub ranks: Vec<RankAttempts>,
@@ -88,14 +88,14 @@ pub struct Observed {
 }
 
 /// Device allocation attempts and out of memory errors of a rank, in order.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct RankAttempts {
     /// Its number without `CUDA_VISIBLE_DEVICES`.
     pub device: u32,
     pub attempts: Vec<Attempt>,
     pub calls_of_libraries: Vec<Attempt>,
-    pub errors: Vec<OutOfMemory>,
-    pub failed_calls: Vec<Vec<Frame>>,
+    pub errors: Vec<OutOfMemoryError>,
+    pub failed_calls: Vec<Vec<ErrorFrame>>,
 }
 
 impl RankAttempts {
@@ -139,24 +139,16 @@ impl Observed {
         ending: Ending,
         error_output: Option<&Path>,
     ) -> io::Result<Self> {
+        let processes = &record.processes;
         let torches = || {
-            record
-                .processes
+            processes
                 .iter()
                 .filter_map(|process| process.torch.as_ref())
         };
-        let devices = || record.processes.iter().flat_map(|process| &process.devices);
-        // A process that only imported another library has no figures of a GPU.
-        let reports = || {
-            let counts = |process: &&Process| {
-                let torch = process.torch.as_ref();
-                process.used_gpu() || torch.is_some_and(|torch| torch.other_library.is_none())
-            };
-            let counting = record.processes.iter().filter(counts);
-            counting.filter_map(|process| process.torch.as_ref())
-        };
+        let devices = || processes.iter().flat_map(|process| &process.devices);
+        let peak_reserved = devices().map(|device| device.peak_reserved).max();
         let sum = |name: &str| {
-            reports()
+            reports(record)
                 .map(|torch| torch.figure(name))
                 .sum::<Option<u64>>()
         };
@@ -165,63 +157,39 @@ impl Observed {
             .iter()
             .rev()
             .max_by_key(|rank| rank.attempts.len())
-            .cloned();
-        let (attempts, calls_of_libraries, errors, failed_calls) = most
-            .map(|rank| {
-                (
-                    rank.attempts,
-                    rank.calls_of_libraries,
-                    rank.errors,
-                    rank.failed_calls,
-                )
-            })
+            .cloned()
             .unwrap_or_default();
         Ok(Self {
             ending,
-            processes: record
-                .processes
+            processes: processes
                 .iter()
                 .filter(|process| process.used_gpu())
                 .count(),
-            peak_reserved: Bytes(
-                devices()
-                    .map(|device| device.peak_reserved)
-                    .max()
-                    .unwrap_or_default(),
-            ),
+            peak_reserved: Bytes(peak_reserved.unwrap_or_default()),
             peak_allocated: sum(PEAK_ALLOCATED).map(Bytes),
             caller: record.caller(),
             allocated_at_end: allocated_at_end(record),
             retries: sum("num_alloc_retries"),
-            ooms: reports().map(TorchRecord::ooms).sum(),
-            unreported: record.processes.iter().find_map(Process::unreported),
+            ooms: reports(record).map(TorchRecord::ooms).sum(),
+            unreported: processes.iter().find_map(Process::unreported),
             driver_calls: devices().map(|device| device.mallocs + device.frees).sum(),
-            submitted: record
-                .processes
-                .iter()
-                .map(|process| process.submitted)
-                .sum(),
-            reads_free_memory: record
-                .processes
-                .iter()
-                .any(|process| process.reads_free_memory),
-            slow_calls: record
-                .processes
+            submitted: processes.iter().map(|process| process.submitted).sum(),
+            reads_free_memory: processes.iter().any(|process| process.reads_free_memory),
+            slow_calls: processes
                 .iter()
                 .flat_map(|process| process.slow_calls.clone())
                 .collect(),
-            attempts,
-            calls_of_libraries,
-            errors,
-            failed_calls,
+            attempts: most.attempts,
+            calls_of_libraries: most.calls_of_libraries,
+            errors: most.errors,
+            failed_calls: most.failed_calls,
             ranks,
             hang: record.hang.clone(),
             ended_out_of_memory: torches().any(|torch| torch.ended_out_of_memory),
             ended_by_library: torches().any(|torch| torch.ended_by_library),
             error: error(record),
-            is_end_unknown: record.processes.len() > 1
-                && record
-                    .processes
+            is_end_unknown: processes.len() > 1
+                && processes
                     .iter()
                     .any(|process| !process.has_reported() && process.has_injected_failures()),
             port: processes::port(folder)?,
@@ -295,13 +263,13 @@ fn attempts_of_ranks(folder: &Path, counters: &Path) -> io::Result<Vec<RankAttem
         }
     }
     let rank = |(device, (pid, all)): (u32, (u32, Vec<Attempt>))| {
-        let errors = OutOfMemory::of_process(folder, pid)
+        let errors = OutOfMemoryError::of_process(folder, pid)
             .into_iter()
             .map(|error| {
                 let before = all
                     .iter()
                     .take(usize::try_from(error.attempts).unwrap_or(usize::MAX));
-                OutOfMemory {
+                OutOfMemoryError {
                     attempts: before
                         .filter(|attempt| attempt.call.requests_device_memory())
                         .count() as u64,
@@ -322,6 +290,16 @@ fn attempts_of_ranks(folder: &Path, counters: &Path) -> io::Result<Vec<RankAttem
         }
     };
     Ok(most.into_iter().map(rank).collect())
+}
+
+/// Reports of processes. A process that only imported another library has no figures of a GPU.
+fn reports(record: &Record) -> impl Iterator<Item = &TorchRecord> {
+    let counts = |process: &&Process| {
+        let torch = process.torch.as_ref();
+        process.used_gpu() || torch.is_some_and(|torch| torch.other_library.is_none())
+    };
+    let counting = record.processes.iter().filter(counts);
+    counting.filter_map(|process| process.torch.as_ref())
 }
 
 /// Sums the bytes of the allocators of all processes. A process that did not use a GPU has none.

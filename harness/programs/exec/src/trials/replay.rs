@@ -4,7 +4,9 @@ use std::path::Path;
 
 use harness_allocator::{allocator::AllocatorSpec, units::Bytes};
 use harness_explain::{fidelity, grid::Configuration};
-use harness_trace::program::{Placement, Prepared, ProgramError, RecordedProgram, Setup};
+use harness_trace::program::{
+    Placement, PreparedReplay, ProgramError, RecordedProgram, ReplaySetup,
+};
 use harness_trace::snapshot::Snapshot;
 
 use super::{Observed, Trial};
@@ -48,7 +50,7 @@ pub(super) fn setup(
     program: &RecordedProgram,
     trial: &Trial,
     context_overhead: Bytes,
-) -> Option<Setup> {
+) -> Option<ReplaySetup> {
     let config = &program.config;
     let allocator = match &trial.alloc_conf {
         Some(conf) => {
@@ -58,7 +60,7 @@ pub(super) fn setup(
         }
         None => AllocatorSpec::caching(config.clone()),
     };
-    Some(Setup {
+    Some(ReplaySetup {
         allocator,
         memory: trial.memory.saturating_sub(context_overhead),
         placement: Placement::InOrder(trial.addresses?),
@@ -66,7 +68,7 @@ pub(super) fn setup(
 }
 
 pub struct Replays<'a> {
-    program: Prepared<'a>,
+    program: PreparedReplay<'a>,
     first: &'a Observed,
     context_overhead: Bytes,
     /// Driver calls outside of PyTorch's allocator, which no setting changes.

@@ -11,7 +11,7 @@ use harness_trace::program::RecordedProgram;
 use super::copies::Copies;
 use super::observed::{Ending, Observed};
 use super::{OUTPUTS, Trial, replay};
-use crate::launch::{Ended, Launch, LaunchError, PLACES, Prepared, SNAPSHOT};
+use crate::launch::{EndedProgram, Launch, LaunchError, PLACES, Prepared, SNAPSHOT};
 use crate::machine::Machine;
 use crate::process::{End, Started};
 use crate::record::Record;
@@ -98,7 +98,7 @@ impl Runner<'_> {
         &self,
         trial: &Trial,
         began: Instant,
-        (ended, record, observed): (Ended, Record, Observed),
+        (ended, record, observed): (EndedProgram, Record, Observed),
         is_recorded: bool,
     ) -> First {
         let memory = trial
@@ -118,7 +118,7 @@ impl Runner<'_> {
         trial: &Trial,
         copies: Option<&Copies>,
         begin: impl FnOnce(&mut Prepared) -> io::Result<()>,
-    ) -> Result<Option<(Ended, Record, Observed)>, RunnerError> {
+    ) -> Result<Option<(EndedProgram, Record, Observed)>, RunnerError> {
         if self.stop.load(Ordering::Relaxed) {
             return Ok(None);
         }

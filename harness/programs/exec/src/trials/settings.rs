@@ -23,7 +23,7 @@ pub struct SettingsReport {
     pub memory: u64,
     /// One row for each setting, in the given order. Settings skipped after an interrupt are
     /// missing.
-    pub rows: Vec<Row>,
+    pub rows: Vec<SettingsRow>,
     /// Index of the best row. Among the rows with exit code 0, it prefers no out of memory errors,
     /// then the least memory or peak, then the fewest driver calls.
     pub best: Option<usize>,
@@ -48,7 +48,7 @@ named_enum! {
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Row {
+pub struct SettingsRow {
     /// As in PYTORCH_ALLOC_CONF.
     pub alloc_conf: String,
     /// The origin of the figures.
@@ -80,10 +80,10 @@ pub struct Row {
 pub struct OtherOrder {
     pub addresses: String,
     #[serde(flatten)]
-    pub row: Row,
+    pub row: SettingsRow,
 }
 
-impl Row {
+impl SettingsRow {
     fn new(alloc_conf: &str, run: &Observed) -> Self {
         let (exit_code, signal) = match run.ending {
             Ending::By(End::Code(code)) => (Some(code), None),
@@ -140,7 +140,7 @@ impl Row {
 }
 
 /// Returns the index of the best row.
-pub(super) fn best(rows: &[Row]) -> Option<usize> {
+pub(super) fn best(rows: &[SettingsRow]) -> Option<usize> {
     rows.iter()
         .enumerate()
         .filter(|(_, row)| row.ends_well())
@@ -272,9 +272,9 @@ impl<E: Send> Comparison<'_, E> {
                 report.is_interrupted = true;
                 continue;
             };
-            let mut row = Row {
+            let mut row = SettingsRow {
                 basis,
-                ..Row::new(conf, &run)
+                ..SettingsRow::new(conf, &run)
             };
             let confirmed = if self.predicts { 0 } else { usize::MAX };
             report.is_interrupted =
@@ -300,7 +300,7 @@ impl<E: Send> Comparison<'_, E> {
     }
 
     /// Makes the runs of a predicted row. Returns `None` if the user interrupted.
-    fn confirm(&self, row: &Row) -> Result<Option<Row>, E> {
+    fn confirm(&self, row: &SettingsRow) -> Result<Option<SettingsRow>, E> {
         let is_first = self.settings.first() == Some(&row.alloc_conf);
         let run = if is_first {
             Some(self.program.first.clone())
@@ -311,13 +311,13 @@ impl<E: Send> Comparison<'_, E> {
                 .flatten()
         };
         let Some(run) = run else { return Ok(None) };
-        let mut row = Row::new(&row.alloc_conf, &run);
+        let mut row = SettingsRow::new(&row.alloc_conf, &run);
         Ok(self.search(&mut row, &run, 1)?.then_some(row))
     }
 
     /// Adds the least memory to the row of a run. Runs confirm it for this many address orders.
     /// Returns `false` if the user interrupted.
-    fn search(&self, row: &mut Row, run: &Observed, confirmed: usize) -> Result<bool, E> {
+    fn search(&self, row: &mut SettingsRow, run: &Observed, confirmed: usize) -> Result<bool, E> {
         let wanted = self
             .search
             .filter(|search| row.ends_well() && (search.allow_ooms || row.num_ooms == Some(0)));
@@ -354,7 +354,7 @@ impl<E: Send> Comparison<'_, E> {
 
     /// Runs the settings with these address orders, or those close to their limit with the orders
     /// of all drivers. Returns whether the user interrupted.
-    fn try_other_orders(&self, rows: &mut [Row]) -> Result<bool, E> {
+    fn try_other_orders(&self, rows: &mut [SettingsRow]) -> Result<bool, E> {
         let Self {
             program, orders, ..
         } = *self;
@@ -382,7 +382,9 @@ impl<E: Send> Comparison<'_, E> {
             .collect();
         let is_one = rows.len() == 1;
         let trial = |&(index, order): &(usize, _)| {
-            let of_row = rows.get(index).map(|row: &Row| row.alloc_conf.clone());
+            let of_row = rows
+                .get(index)
+                .map(|row: &SettingsRow| row.alloc_conf.clone());
             let alloc_conf = if is_one {
                 program.trial.alloc_conf.clone()
             } else {
@@ -399,9 +401,9 @@ impl<E: Send> Comparison<'_, E> {
         let is_interrupted = runs.iter().any(Option::is_none);
         for ((index, order), run) in cases.into_iter().zip(runs) {
             if let (Some(row), Some((basis, run))) = (rows.get_mut(index), run) {
-                let other = Row {
+                let other = SettingsRow {
                     basis,
-                    ..Row::new(&row.alloc_conf, &run)
+                    ..SettingsRow::new(&row.alloc_conf, &run)
                 };
                 row.other_orders.push(OtherOrder {
                     addresses: order.to_string(),

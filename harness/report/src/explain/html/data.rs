@@ -4,7 +4,7 @@ use harness_allocator::{allocator::caching::Config, stats::PoolKind, units::Byte
 use harness_base::words::count;
 use harness_explain::causes::{CauseBytes, Explanation};
 use harness_explain::sites::{SiteId, Sites};
-use harness_explain::{state::MomentKind, waits::Wait};
+use harness_explain::{state::MomentKind, waits::FreeWait};
 use harness_trace::snapshot::{Action, Event, Frame, PoolId, Snapshot, StackId};
 use indexmap::{IndexMap, IndexSet};
 use serde::Serialize;
@@ -127,7 +127,7 @@ fn cause(found: &CauseBytes) -> Value {
     cause
 }
 
-fn wait(wait: &Wait) -> Option<Value> {
+fn wait(wait: &FreeWait) -> Option<Value> {
     let freed = wait.freed_at.map_or(0, |event| event as usize + 1);
     Some(
         json!({ "site": wait.site, "size": wait.size, "freed": freed,

@@ -95,7 +95,7 @@ impl Lifetimes {
 
     /// Bytes allocated, waiting for events, and reserved at a moment. Linear in the number of
     /// lifetimes.
-    pub fn at(&self, moment: usize) -> Figures {
+    pub fn at(&self, moment: usize) -> LifeFigures {
         let sum = |of: &dyn Fn(&BlockLife) -> bool| {
             self.blocks
                 .iter()
@@ -107,7 +107,7 @@ impl Lifetimes {
             .segments
             .iter()
             .filter(|life| life.start <= moment && moment < life.end);
-        Figures {
+        LifeFigures {
             allocated: Bytes(sum(&|life| life.is_allocated(moment))),
             pending: Bytes(sum(&|life| {
                 life.is_there(moment) && !life.is_allocated(moment)
@@ -150,7 +150,7 @@ impl Lifetimes {
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Figures {
+pub struct LifeFigures {
     pub allocated: Bytes,
     /// Freed, but waiting for events of other streams.
     pub pending: Bytes,

@@ -6,12 +6,12 @@ use harness_allocator::stats::{BlockState, PoolKind};
 use harness_allocator::units::Bytes;
 use harness_explain::causes::{Options, explain};
 use harness_trace::snapshot::{
-    Action, Block, Event, ExtraId, Frame, PoolId, Segment, Settings, Snapshot, StackId,
+    Action, Block, Event, ExtraId, Frame, PoolId, RecordedSettings, Segment, Snapshot, StackId,
 };
 use proptest::prelude::*;
 use serde_json::Value;
 
-use super::lifetimes::{Contradictions, Figures, Lifetimes};
+use super::lifetimes::{Contradictions, LifeFigures, Lifetimes};
 use super::{columns::decode, *};
 
 fn event(action: Action, address: u64, size: u64) -> Event {
@@ -61,8 +61,8 @@ fn snapshot(segments: Vec<Segment>, events: Vec<Event>) -> Snapshot {
     }
 }
 
-fn figures(allocated: u64, pending: u64, reserved: u64) -> Figures {
-    Figures {
+fn figures(allocated: u64, pending: u64, reserved: u64) -> LifeFigures {
+    LifeFigures {
         allocated: Bytes(allocated),
         pending: Bytes(pending),
         reserved: Bytes(reserved),
@@ -100,7 +100,7 @@ fn what_was_there_before_a_late_recording_is_there_from_the_first_moment() {
         event(SegmentFree, 8192, 2 << 20),
     ];
     let lifetimes = Lifetimes::of(&snapshot(vec![segment(0, 2048, false, blocks)], events), 0);
-    let seen: Vec<Figures> = (0..=5).map(|moment| lifetimes.at(moment)).collect();
+    let seen: Vec<LifeFigures> = (0..=5).map(|moment| lifetimes.at(moment)).collect();
     assert_eq!(
         seen,
         [
@@ -243,7 +243,7 @@ proptest! {
             .map(|(&start, slots)| segment(start, 2 << 20, false, blocks(start, slots)))
             .collect();
         let lifetimes = Lifetimes::of(&snapshot(segments, events.split_off(lost)), 0);
-        let seen: Vec<Figures> =
+        let seen: Vec<LifeFigures> =
             (0..=lifetimes.events).map(|moment| lifetimes.at(moment)).collect();
         prop_assert_eq!(&seen, &expected[lost..]);
         prop_assert_eq!(lifetimes.contradictions, Contradictions::default());
@@ -273,9 +273,9 @@ fn hostile() -> Snapshot {
         ..Frame::default()
     });
     hostile.traces[0][0].stack = hostile.stacks.intern(&[frame]);
-    hostile.settings = Some(Settings {
+    hostile.settings = Some(RecordedSettings {
         conf: text,
-        ..Settings::default()
+        ..RecordedSettings::default()
     });
     hostile
 }

@@ -1,4 +1,4 @@
-use harness_gpu_settings::{attempts::Free, calls::Call};
+use harness_gpu_settings::{attempts::DriverFree, calls::Call};
 
 use super::*;
 
@@ -13,20 +13,20 @@ fn what_is_reserved_falls_where_memory_was_given_back() {
         number: device,
         held: Bytes::mib(held),
     };
-    let free = |attempts, submitted, held| Free {
+    let free = |attempts, submitted, held| DriverFree {
         attempts,
         submitted,
         device: 0,
         held: Bytes::mib(held),
     };
-    let timeline = Timeline {
+    let timeline = ProgramTimeline {
         attempts: vec![
             attempt(20, 0, 0, 0),
             attempt(8, 2, 0, 1),
             attempt(4, 5, 0, 0),
         ],
         frees: vec![free(1, 3, 0), free(3, 9, 0)],
-        ..Timeline::default()
+        ..ProgramTimeline::default()
     };
     let curve = Curve {
         timeline: &timeline,

@@ -21,7 +21,7 @@ use harness_allocator::units::Bytes;
 use num_traits::{One, Zero};
 
 pub use parse::{
-    ExpressionError, Resolve, Resolved, Unresolved, parse_amount, parse_constant, parse_count,
+    ExpressionError, Resolve, ResolvedName, Unresolved, parse_amount, parse_constant, parse_count,
     parse_expectation, parse_formula,
 };
 pub use value::{ArithmeticError, Dimension, Number, Operator, Unit, Value};

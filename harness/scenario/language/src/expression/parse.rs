@@ -22,7 +22,7 @@ pub struct ExpressionError {
 pub type Unresolved = (String, String);
 
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Resolved<Q> {
+pub enum ResolvedName<Q> {
     /// Looked up when the expression is evaluated.
     Quantity(Q),
     /// A known value.
@@ -30,7 +30,7 @@ pub enum Resolved<Q> {
 }
 
 /// Resolves a name, or `function(name)`.
-pub type Resolve<'a, Q> = &'a dyn Fn(&str) -> Result<Resolved<Q>, Unresolved>;
+pub type Resolve<'a, Q> = &'a dyn Fn(&str) -> Result<ResolvedName<Q>, Unresolved>;
 
 const FORMS: &str = "write a comparison with ==, !=, <, <=, > or >=, as in `reserved.peak <= \
      1GiB`, `(reserved - allocated) / reserved < 20%` or `a.device.used == start.device.used + \
@@ -441,7 +441,7 @@ impl<'a, Q: Quantity> Parser<'a, Q> {
     fn name(&mut self, name: &str, at: Range) -> Result<Expression<Q>, ExpressionError> {
         let text = self.piece(at);
         match (self.resolve)(name) {
-            Ok(Resolved::Quantity(quantity)) => {
+            Ok(ResolvedName::Quantity(quantity)) => {
                 let dimension = Some(quantity.dimension());
                 Ok(Expression {
                     node: Node::Quantity(quantity),
@@ -449,7 +449,7 @@ impl<'a, Q: Quantity> Parser<'a, Q> {
                     text,
                 })
             }
-            Ok(Resolved::Constant(Value { number, dimension })) => Ok(Expression {
+            Ok(ResolvedName::Constant(Value { number, dimension })) => Ok(Expression {
                 node: Node::Literal(number),
                 dimension: Some(dimension),
                 text,

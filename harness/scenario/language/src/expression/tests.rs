@@ -11,9 +11,9 @@ impl Quantity for Named {
     }
 }
 
-fn resolve(name: &str) -> Result<Resolved<Named>, Unresolved> {
+fn resolve(name: &str) -> Result<ResolvedName<Named>, Unresolved> {
     if name == "batch" {
-        return Ok(Resolved::Constant(Value::count(8)));
+        return Ok(ResolvedName::Constant(Value::count(8)));
     }
     let known = [
         ("num_ooms", Unit::Count),
@@ -26,7 +26,7 @@ fn resolve(name: &str) -> Result<Resolved<Named>, Unresolved> {
     let found = known
         .into_iter()
         .find(|(known, _)| *known == name)
-        .map(|(name, unit)| Resolved::Quantity(Named(name, unit)));
+        .map(|(name, unit)| ResolvedName::Quantity(Named(name, unit)));
     found.ok_or_else(|| (format!("no {name}"), String::new()))
 }
 

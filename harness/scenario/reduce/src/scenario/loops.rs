@@ -1,7 +1,7 @@
 use harness_language::expression::{Dimension, Value};
 use harness_scenario::Step;
 use harness_scenario::steps::Action;
-use harness_scenario::steps::loops::{Loop, Rounds, Values};
+use harness_scenario::steps::loops::{Loop, LoopRounds, Values};
 
 use super::document::{Document, MEANWHILE, Node, STEPS, StepNode, value};
 use super::{passes::replace_word, search::Search, values::written};
@@ -89,7 +89,7 @@ fn step_at(steps: &[Step], line: u32) -> Option<&Step> {
 /// has no syntax.
 fn value_in(of: &Loop, iteration: u64) -> Option<String> {
     match (&of.rounds, of.rounds.value(iteration)) {
-        (Rounds::Over { unit, .. }, Some((_, number))) => written(Value {
+        (LoopRounds::Over { unit, .. }, Some((_, number))) => written(Value {
             number,
             dimension: Dimension::from(*unit),
         }),
@@ -110,7 +110,7 @@ fn with_rounds(
         match (rounds, &of.rounds) {
             (
                 Node::Map(variables),
-                Rounds::Over {
+                LoopRounds::Over {
                     values: Values::List(_),
                     ..
                 },
@@ -120,7 +120,7 @@ fn with_rounds(
                 };
                 *all = all.get(from as usize..to as usize)?.to_vec();
             }
-            (Node::Map(variables), Rounds::Over { .. }) => {
+            (Node::Map(variables), LoopRounds::Over { .. }) => {
                 let (_, Node::Scalar(range)) = variables.first_mut()? else {
                     return None;
                 };
@@ -134,7 +134,7 @@ fn with_rounds(
                     value_in(of, to.checked_sub(1)?)?
                 );
             }
-            (Node::Scalar(times), Rounds::Times(_))
+            (Node::Scalar(times), LoopRounds::Times(_))
                 if key == "repeat" && times.parse::<u64>().is_ok() =>
             {
                 *times = (to - from).to_string()

@@ -30,7 +30,7 @@ pub use self::engine::{Engine, Simulated};
 pub use self::failure::Failure;
 use self::failure::{NoFailure, Wanted};
 use self::search::Search;
-use crate::{Progress, delta::Flow};
+use crate::{ReductionProgress, delta::Flow};
 
 #[derive(Clone, Copy, Debug)]
 pub struct Given<'a> {
@@ -129,7 +129,7 @@ impl Goal {
 pub fn reduce(
     given: &Given<'_>,
     engine: &dyn Engine,
-    watch: &mut dyn FnMut(&Progress) -> Flow,
+    watch: &mut dyn FnMut(&ReductionProgress) -> Flow,
 ) -> Result<Reduced, ReduceError> {
     let points = Scenario::parse_points(given.source, given.path, &Settings::new())?;
     let found = find(given, &points, engine)?;

@@ -10,7 +10,7 @@ use harness_scenario::Scenario;
 use super::document::{Document, Node, value};
 use super::engine::Engine;
 use super::failure::{Failure, Wanted};
-use crate::{Progress, delta::Flow};
+use crate::{ReductionProgress, delta::Flow};
 
 const FEW: usize = 12;
 
@@ -28,7 +28,7 @@ pub(super) struct Search<'a> {
     /// Texts that were already tried, because passes repeat.
     tried: BTreeSet<String>,
     pub(super) runs: u64,
-    watch: &'a mut dyn FnMut(&Progress) -> Flow,
+    watch: &'a mut dyn FnMut(&ReductionProgress) -> Flow,
 }
 
 impl<'a> Search<'a> {
@@ -38,7 +38,7 @@ impl<'a> Search<'a> {
         wanted: Wanted,
         best: Document,
         most_steps: u32,
-        watch: &'a mut dyn FnMut(&Progress) -> Flow,
+        watch: &'a mut dyn FnMut(&ReductionProgress) -> Flow,
     ) -> Self {
         let (steps_before, memory_before) = (best.steps().len(), memory(&best));
         Self {
@@ -71,7 +71,7 @@ impl<'a> Search<'a> {
         loop {
             // With many dependent steps, the search for them takes longer than a run.
             let memory = memory(&self.best).unwrap_or_default();
-            (self.watch)(&Progress {
+            (self.watch)(&ReductionProgress {
                 operations: candidate.steps().len(),
                 memory,
                 runs: self.runs,
@@ -107,7 +107,7 @@ impl<'a> Search<'a> {
 
     /// The number of steps that a run executes until it fails the same way.
     fn fails_alike(&mut self, scenario: &Scenario, steps: usize) -> Flow<Option<u32>> {
-        let progress = Progress {
+        let progress = ReductionProgress {
             operations: steps,
             memory: scenario.needs.memory,
             runs: self.runs,

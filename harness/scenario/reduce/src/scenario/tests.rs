@@ -2,7 +2,7 @@ use harness_record::{RunRecord, Verdict};
 
 use super::*;
 
-fn go_on(_: &Progress) -> Flow {
+fn go_on(_: &ReductionProgress) -> Flow {
     Flow::Continue(())
 }
 
@@ -309,7 +309,7 @@ fn a_stopped_reduction_ends_as_it_declares() {
         any_figures: false,
         origin: None,
     };
-    let mut watch = |_: &Progress| {
+    let mut watch = |_: &ReductionProgress| {
         runs += 1;
         if runs > 40 {
             Flow::Break(())

@@ -6,7 +6,7 @@ use harness_allocator::device::sim::{SimConfig, SimDevice};
 use harness_allocator::units::Bytes;
 use harness_explain::causes;
 use harness_record::{Cause, CauseKind, Invariant};
-use harness_trace::execute::{ByHandle, Executor, Kind, Outcome, Stopped, Target};
+use harness_trace::execute::{ByHandle, Executor, Kind, Outcome, PassStopped, Target};
 use harness_trace::{snapshot::Snapshot, trace::TraceEvent};
 
 use super::Case;
@@ -94,10 +94,10 @@ pub(super) fn run(
         &mut watch,
     ) {
         Ok(_) => Ok(refused),
-        Err(Stopped::Device { operation, source }) => {
+        Err(PassStopped::Device { operation, source }) => {
             Err(Early::Trace(format!("operation {operation}: {source}")))
         }
-        Err(Stopped::Observer(RefusedToo)) => Err(Early::Refused),
+        Err(PassStopped::Observer(RefusedToo)) => Err(Early::Refused),
     }
 }
 

@@ -133,29 +133,15 @@ impl Steps {
         comment: Option<&str>,
     ) -> Result<(), NotAScenario> {
         let step = match event {
-            TraceEvent::Allocate {
-                id,
-                size: bytes,
-                stream,
-            } => {
-                let on = self
-                    .streams
-                    .get(&stream)
-                    .map(|stream| format!(", stream: {stream}"))
-                    .unwrap_or_default();
-                let ending = ending
-                    .map(|ending| format!(", expect: {ending}"))
-                    .unwrap_or_default();
-                self.line(
-                    &format!(
-                        "alloc: {{ buffer: {}, size: {}{on}{ending} }}",
-                        name(id),
-                        exact_size(bytes)
-                    ),
-                    comment,
-                );
+            TraceEvent::Allocate { id, size, stream } => {
+                let stream = self.streams.get(&stream);
+                let on = stream.map_or_else(String::new, |stream| format!(", stream: {stream}"));
+                let ending = ending.map_or_else(String::new, |end| format!(", expect: {end}"));
+                let (name, size) = (name(id), exact_size(size));
+                let alloc = format!("alloc: {{ buffer: {name}, size: {size}{on}{ending} }}");
+                self.line(&alloc, comment);
                 if self.fills {
-                    self.line(&format!("fill: {{ buffer: {}{on} }}", name(id)), None);
+                    self.line(&format!("fill: {{ buffer: {name}{on} }}"), None);
                 }
                 return Ok(());
             }

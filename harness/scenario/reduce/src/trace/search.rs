@@ -11,7 +11,7 @@ use harness_trace::trace::TraceEvent;
 use super::failure::{Early, Failure, Refused, run};
 use super::{Case, Goal, ShrinkError, Shrunk, audited::Audited};
 use crate::delta::{self, Flow, SETTINGS};
-use crate::{Progress, Watch, scenario::Engine};
+use crate::{ReductionProgress, Watch, scenario::Engine};
 
 /// Block sizes are multiples of this.
 const BLOCK_UNIT: Bytes = Bytes(512);
@@ -341,7 +341,7 @@ impl<'a, 'w> Search<'a, 'w> {
             may_fail,
             ..
         } = candidate;
-        (self.watch)(&Progress {
+        (self.watch)(&ReductionProgress {
             operations: case.events.len(),
             memory: case.memory,
             runs: self.replays,

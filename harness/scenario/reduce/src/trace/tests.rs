@@ -11,7 +11,7 @@ use harness_scenario::Scenario;
 use std::ops::ControlFlow;
 
 use super::*;
-use crate::Progress;
+use crate::ReductionProgress;
 
 const FRAGMENTED: Failure = Failure::Refused {
     cause: Some(CauseKind::Fragmented),
@@ -36,7 +36,7 @@ fn case(text: &str, memory: Bytes) -> Case {
     }
 }
 
-fn go_on(_: &Progress) -> ControlFlow<()> {
+fn go_on(_: &ReductionProgress) -> ControlFlow<()> {
     ControlFlow::Continue(())
 }
 
@@ -191,7 +191,7 @@ fn irrelevant_settings_and_streams_are_removed() {
 #[test]
 fn a_stopped_reduction_returns_its_progress() {
     let mut replays = 0;
-    let mut watch = |_: &Progress| {
+    let mut watch = |_: &ReductionProgress| {
         replays += 1;
         if replays > 5 {
             ControlFlow::Break(())

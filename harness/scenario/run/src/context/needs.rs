@@ -1,4 +1,4 @@
-use harness_scenario::steps::{Action, free::Free};
+use harness_scenario::steps::{Action, free::FreeStep};
 use harness_scenario::{Account, Amount, Chain, Metric, PolicyKind, Scenario, Step, Unit};
 
 pub(super) fn evicts(scenario: &Scenario) -> bool {
@@ -26,7 +26,7 @@ pub(super) fn sizes_use_measured_memory(steps: &[Step]) -> bool {
         let own = match &step.action {
             Action::Alloc(alloc) => of(&alloc.size),
             Action::ExternalMemory(memory) => of(memory),
-            Action::Free(Free::Pinning { request, .. }) => of(request),
+            Action::Free(FreeStep::Pinning { request, .. }) => of(request),
             _ => false,
         };
         own || sizes_use_measured_memory(step.action.steps())

@@ -8,7 +8,7 @@ use harness_allocator::device::{
     PoolId, PoolMemory, PooledDevice, StreamId, TestDevice, limited::Limited, wrapper,
 };
 use harness_allocator::units::Bytes;
-use harness_gpu_settings::ledger::{Account, Ledger};
+use harness_gpu_settings::ledger::{Ledger, LedgerAccount};
 
 /// The ledger entry for memory that the scenario needs, which the processes share.
 const MEMORY: u32 = 0;
@@ -17,7 +17,7 @@ const CONTEXTS: u32 = 1;
 
 pub(crate) struct Shared {
     inner: Limited<Box<dyn TestDevice>>,
-    account: Account,
+    account: LedgerAccount,
 }
 
 pub(crate) fn unavailable(why: &io::Error) -> DeviceError {
@@ -36,7 +36,7 @@ impl Shared {
     ) -> Result<Self, DeviceError> {
         // Contexts are not counted if the device cannot report them separately.
         let context = device.own_context().unwrap_or_default();
-        let mut account = Account::new(Some(ledger));
+        let mut account = LedgerAccount::new(Some(ledger));
         account.change(CONTEXTS, |_| (Ok::<(), DeviceError>(()), context))?;
         Ok(Self {
             inner: Limited::shared(device, memory)?,

@@ -31,7 +31,7 @@ impl Applied {
 pub(super) fn free(ctx: &mut RunContext, buffers: &[BufferName]) -> Result<Applied, Stop> {
     let mut freed = Vec::new();
     for name in buffers {
-        if let Some(buffer) = ctx.take(&(name.clone(), None)) {
+        if let Some(buffer) = ctx.buffers.take(&(name.clone(), None)) {
             ctx.rig.free(buffer)?;
             freed.push(name.name());
         }
@@ -55,10 +55,11 @@ pub(super) fn evict(ctx: &mut RunContext, buffers: &[BufferName]) -> Result<Opti
             .try_for_each(|buffer| ctx.rig.free(buffer))?;
         return Ok(Some(format!("evict request {request}")));
     }
-    let Some(key) = ctx.least_recently_used(buffers) else {
+    let Some(key) = ctx.buffers.least_recently_used(buffers) else {
         return Ok(None);
     };
-    ctx.take(&key)
+    ctx.buffers
+        .take(&key)
         .into_iter()
         .try_for_each(|buffer| ctx.rig.free(buffer))?;
     Ok(Some(format!("evict {}", buffer_name(&key))))

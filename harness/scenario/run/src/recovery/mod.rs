@@ -191,6 +191,19 @@ impl<'p> Recovery<'p> {
         Ok(())
     }
 
+    /// A failed request leaves no bytes allocated.
+    fn check_left_behind(&mut self, ctx: &mut RunContext, allocated: Bytes) {
+        let after = Bytes(ctx.rig.stats().allocated_bytes.all.current);
+        self.left_behind(after.saturating_sub(allocated));
+        if after != allocated {
+            let before = allocated.0;
+            let expected = format!("{before} B allocated after a failed attempt, as before it");
+            let seen = format!("{} B", after.0);
+            let finding = Finding::new(Invariant::OomChangesOnlyTheCache, expected, seen);
+            ctx.rig.note(finding);
+        }
+    }
+
     /// Handles a failed attempt: the next policy prepares another one. Returns whether there is
     /// another one.
     pub(crate) fn failed(
@@ -209,20 +222,7 @@ impl<'p> Recovery<'p> {
         self.record.attempts += 1;
         self.known.failed(attempts.plan.batch);
         if let AttemptKind::Request(_) = attempts.kind {
-            // A failed request leaves no bytes allocated.
-            let after = Bytes(ctx.rig.stats().allocated_bytes.all.current);
-            self.left_behind(after.saturating_sub(allocated));
-            if after != allocated {
-                let expected = format!(
-                    "{} B allocated after a failed attempt, as before it",
-                    allocated.0
-                );
-                ctx.rig.note(Finding::new(
-                    Invariant::OomChangesOnlyTheCache,
-                    expected,
-                    format!("{} B", after.0),
-                ));
-            }
+            self.check_left_behind(ctx, allocated);
         }
         if let Some(finding) = attempts.same_again.take() {
             self.record.without_progress += 1;
@@ -263,15 +263,11 @@ impl<'p> Recovery<'p> {
         // The loop of attempts is bounded by design; this checks the bound independently.
         let most = self.chain.map_or(1, Chain::most_attempts);
         if attempts.retries >= most {
-            let expected = format!(
-                "at most {} at one request or iteration",
-                count(most, "attempt")
-            );
-            ctx.rig.note(Finding::new(
-                Invariant::AttemptsAreBounded,
-                expected,
-                format!("attempt {}", attempts.retries + 1),
-            ));
+            let most = count(most, "attempt");
+            let expected = format!("at most {most} at one request or iteration");
+            let seen = format!("attempt {}", attempts.retries + 1);
+            let finding = Finding::new(Invariant::AttemptsAreBounded, expected, seen);
+            ctx.rig.note(finding);
         }
         Ok(true)
     }

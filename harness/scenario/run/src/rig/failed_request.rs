@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use harness_allocator::allocator::{AllocatorError, OomCause, Request};
-use harness_allocator::device::{StreamId, faulty::Injector};
+use harness_allocator::device::faulty::Injector;
 use harness_allocator::stats::{BlockState, SegmentInfo};
 use harness_allocator::units::Bytes;
 
@@ -38,12 +38,8 @@ impl Rig {
             .snapshot()
             .into_iter()
             .partition(|segment| segment.private_pool == open);
-        let segments = self
-            .program()
-            .allocator
-            .driver_pool()
-            .is_none()
-            .then_some(segments);
+        let has_segments = self.program().allocator.driver_pool().is_none();
+        let segments = has_segments.then_some(segments);
         let mut other_private_pools = Pieces::default();
         let free = closed
             .iter()
@@ -56,10 +52,6 @@ impl Rig {
             .pinned(&segments.unwrap_or_default(), self.reserve_unit());
         let streams = self.names.streams.clone();
         let inactive_split = Bytes(self.stats().inactive_split_bytes.all.current);
-        let Request {
-            size: requested,
-            stream: StreamId(stream),
-        } = request;
         let refused = self.faults.as_ref().and_then(Injector::refused);
         let injected = refused.map(|made| RefusedCall {
             process: None,
@@ -73,8 +65,8 @@ impl Rig {
                 .processes
                 .saturating_sub(accounts.device.process_contexts);
         Ok(Some(FailedRequest {
-            requested,
-            stream,
+            requested: request.size,
+            stream: request.stream.0,
             lacking,
             asked,
             limit,

@@ -42,15 +42,15 @@ use harness_allocator::device::{
     CallSite, DeviceCalls, DeviceError, DeviceMemory, HostId, TestDevice, faulty::Injector,
 };
 use harness_allocator::{allocator::Allocator, hash::Mixer, units::Nanos};
-use harness_cuda::nvtx::Ranges;
+use harness_cuda::nvtx::NvtxRanges;
 
 pub(crate) use self::accounts::{Peaks, Totals};
 pub(crate) use self::audit::check_structure;
 pub use self::audit::{Audit, Finding, Held};
 pub(crate) use self::names::{held_back, release_unit};
 pub use self::{
-    accounts::MemoryState, buffer::Buffer, checking::CheckedFrom, host::HostBuffer, names::Site,
-    private_pools::PoolRefused, program::ProgramId,
+    accounts::MemoryState, buffer::Buffer, checking::CheckedFrom, host::HostBuffer,
+    names::BufferSite, private_pools::PoolRefused, program::ProgramId,
 };
 use self::{
     audit::AuditResult, checking::Checking, curve::Curve, names::Names, program::Program,
@@ -169,7 +169,7 @@ pub struct Rig {
     logs_calls: bool,
     checking: Checking,
     tracer: Option<Tracer>,
-    ranges: Option<Ranges>,
+    ranges: Option<NvtxRanges>,
     step: u32,
     /// The number of tags so far; each fill writes a new one.
     tags: u64,
@@ -227,7 +227,7 @@ impl Rig {
             logs_calls: options.faults.as_ref().is_some_and(Injector::is_logging),
             checking: later.map_or(Checking::Operations { until: None }, Checking::From),
             tracer: options.tracer.clone(),
-            ranges: Ranges::of_profiler(),
+            ranges: NvtxRanges::of_profiler(),
             step: 0,
             tags: 0,
             queued: Queued::default(),

@@ -21,14 +21,14 @@ const SMALL_PAGE: Bytes = Bytes::mib(2);
 /// A site of a scenario: a step's line with its buffer's name and, in a workload, the purpose of
 /// the memory. Numbered buffers of a step share a site.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Site {
+pub struct BufferSite {
     line: u32,
     name: String,
     /// The purpose of the memory, or empty.
     purpose: &'static str,
 }
 
-impl fmt::Display for Site {
+impl fmt::Display for BufferSite {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.purpose {
             "" => write!(f, "{} (line {})", self.name, self.line),
@@ -41,12 +41,12 @@ impl fmt::Display for Site {
 #[derive(Clone, Debug)]
 pub(super) struct Owner {
     pub(super) name: String,
-    site: Site,
+    site: BufferSite,
 }
 
 #[derive(Debug, Default)]
 struct Sites {
-    numbers: BTreeMap<Site, usize>,
+    numbers: BTreeMap<BufferSite, usize>,
     /// Allocated bytes, by site number.
     bytes: Vec<u64>,
 }
@@ -84,7 +84,7 @@ impl Rig {
             self.recorder
                 .iter()
                 .for_each(|recorder| recorder.set_label(Some(&name)));
-            let site = Site {
+            let site = BufferSite {
                 line,
                 name: name.split('[').next().unwrap_or_default().to_owned(),
                 purpose: "",
@@ -118,8 +118,8 @@ impl Rig {
             .map(|sites| sites.bytes.as_slice())
     }
 
-    pub fn sites(&self) -> Vec<&Site> {
-        let mut all: Vec<(&Site, &usize)> = self
+    pub fn sites(&self) -> Vec<&BufferSite> {
+        let mut all: Vec<(&BufferSite, &usize)> = self
             .names
             .sites
             .iter()

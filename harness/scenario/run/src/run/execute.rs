@@ -13,8 +13,10 @@ use crate::step_result::{StepResult, Unmet};
 use crate::workload::{exec, infer, pins, replay, storm, train};
 use crate::{between::Between, leaks};
 use harness_record::Outcome;
-use harness_scenario::steps::free::{Free, FreeTarget};
-use harness_scenario::steps::{Action, Step, alloc::Alloc, contents::Use, streams::Synchronize};
+use harness_scenario::steps::free::{FreeStep, FreeTarget};
+use harness_scenario::steps::{
+    Action, Step, alloc::Alloc, contents::Use, expect::Expect, streams::Synchronize,
+};
 use harness_scenario::{
     Amount, BufferRef, EvaluateError, Evaluation, Expectation, Located, Metric, Plan, ReportKey,
     Unit, Value,
@@ -36,15 +38,13 @@ pub(crate) fn execute(
             });
         }
         Action::Fill(fill) => return use_buffers(ctx, step, fill, &mut Rig::fill),
-        Action::Verify(verify) => {
-            return use_buffers(ctx, step, verify, &mut |rig, buffer, stream| {
-                rig.verify(buffer, stream)
-            });
+        Action::Verify(given) => {
+            let verify = &mut |rig: &mut Rig, buffer: &mut _, stream| rig.verify(buffer, stream);
+            return use_buffers(ctx, step, given, verify);
         }
-        Action::ReadAsync(read) => {
-            return use_buffers(ctx, step, read, &mut |rig, buffer, stream| {
-                rig.read(buffer, stream)
-            });
+        Action::ReadAsync(given) => {
+            let read = &mut |rig: &mut Rig, buffer: &mut _, stream| rig.read(buffer, stream);
+            return use_buffers(ctx, step, given, read);
         }
         Action::Busy(busy) => ctx.rig.work(ctx.stream(&busy.stream), busy.duration)?,
         Action::Record(record) => {
@@ -74,16 +74,7 @@ pub(crate) fn execute(
         Action::Exec(program) => return exec::run(ctx, step, program, between),
         Action::Compare(compare) => return Ok(leaks::compare(ctx, &compare.since)),
         Action::Measure(measure) => ctx.measure(measure.clone())?,
-        Action::Expect(expect) => {
-            let mut result = StepResult::default();
-            for expected in expect.of(&ctx.arm, ctx.device) {
-                match expected.comparison {
-                    None => result.unmet.extend(check(ctx, &expected.expectation)?),
-                    Some(number) => keep_figures(ctx, number, &expected.expectation.value)?,
-                }
-            }
-            return Ok(result);
-        }
+        Action::Expect(given) => return expect(ctx, given),
         // The expectations are checked after this step and after each later one.
         Action::Eventually(_) => {}
         Action::ReleasePool(pool) => {
@@ -93,17 +84,24 @@ pub(crate) fn execute(
         }
         Action::PrivatePool(block) => {
             let pool = ctx.pool(&block.name);
-            let begun = ctx.rig.begin_private_pool(pool)?;
-            return Ok(refused(
-                step,
-                "requests to be served from the pool",
-                begun.err(),
-            ));
+            let why = ctx.rig.begin_private_pool(pool)?.err();
+            return Ok(refused(step, "requests to be served from the pool", why));
         }
         Action::Kill(kill) => return ctx.processes.kill(&mut ctx.rig, step, kill),
         Action::For(_) | Action::Repeat(_) | Action::Program(_) | Action::Process(_) => {}
     }
     Ok(StepResult::default())
+}
+
+fn expect(ctx: &mut RunContext, given: &Expect) -> Result<StepResult, Stop> {
+    let mut result = StepResult::default();
+    for expected in given.of(&ctx.setup.arm, ctx.setup.device) {
+        match expected.comparison {
+            None => result.unmet.extend(check(ctx, &expected.expectation)?),
+            Some(number) => keep_figures(ctx, number, &expected.expectation.value)?,
+        }
+    }
+    Ok(result)
 }
 
 fn refused(step: &Step, expected: &str, why: Option<impl ToString>) -> StepResult {
@@ -156,7 +154,7 @@ fn missing(ctx: &RunContext, step: &Step, (name, index): &BufferKey) -> StepResu
     let Some(index) = index else {
         return StepResult::default();
     };
-    let live = ctx.elements(name);
+    let live = ctx.buffers.elements(name);
     let seen = match (live.first(), live.last()) {
         (Some(first), Some(last)) => format!(
             "{} of that name are live, from {name}[{first}] to {name}[{last}]",
@@ -276,14 +274,14 @@ fn keep_figures(
     let wanted: Vec<(usize, Metric)> = expectation
         .quantities()
         .enumerate()
-        .filter_map(|(place, metric)| Some((place, own(metric, &ctx.arm)?)))
+        .filter_map(|(place, metric)| Some((place, own(metric, &ctx.setup.arm)?)))
         .collect();
     let now = ctx.readings(wanted.iter().any(|(_, metric)| asks_for_memory(metric)))?;
     for (place, metric) in wanted {
         if !is_for_the_other_run(ctx, std::iter::once(&metric))
             && let Ok(figure) = ctx.look_up(&metric, &now)
         {
-            ctx.figures.insert((number, place), figure);
+            ctx.values.figures.insert((number, place), figure);
         }
     }
     Ok(())
@@ -300,13 +298,10 @@ fn allocate(
         Err(why) => return Ok(refused(step, "a size", Some(why))),
     };
     let key = match ctx.key(&alloc.buffer)? {
-        Ok(key) if ctx.is_live(&key) && !alloc.leak && alloc.buffer.index.is_some() => {
-            let (name, index) = (&key.0, key.1.unwrap_or_default());
-            return Ok(refused(
-                step,
-                &format!("no buffer {name}[{index}]"),
-                Some("it is already live; add `leak: true` to leak it"),
-            ));
+        Ok(key) if ctx.buffers.is_live(&key) && !alloc.leak && alloc.buffer.index.is_some() => {
+            let expected = format!("no buffer {}", buffer_name(&key));
+            let why = "it is already live; add `leak: true` to leak it";
+            return Ok(refused(step, &expected, Some(why)));
         }
         Ok(key) => key,
         Err(why) => return Ok(refused(step, "a whole number", Some(why))),
@@ -330,7 +325,7 @@ fn allocate(
         ..StepResult::default()
     };
     result.recovery = recovery.into_record(ctx);
-    let expected = alloc.expect.of(&ctx.arm, ctx.device);
+    let expected = alloc.expect.of(&ctx.setup.arm, ctx.setup.device);
     let Recovered {
         answer, retries, ..
     } = recovered;
@@ -346,7 +341,7 @@ fn allocate(
                 format!("the request for {size} {expected}"),
                 seen,
             );
-            ctx.keep(key, buffer);
+            ctx.buffers.keep(key, buffer);
         }
         Err(error) => {
             let failed_request = ctx.rig.failed_request(request, &error)?;
@@ -372,11 +367,11 @@ pub(super) fn amount(ctx: &mut RunContext, amount: &Amount) -> Result<Result<Byt
         .map_err(|error| error.to_string()))
 }
 
-fn free_some(ctx: &mut RunContext, step: &Step, free: &Free) -> Result<StepResult, Stop> {
+fn free_some(ctx: &mut RunContext, step: &Step, free: &FreeStep) -> Result<StepResult, Stop> {
     let before = ctx.rig.stats();
     let mut result = StepResult::default();
     match free {
-        Free::Targets(targets) => {
+        FreeStep::Targets(targets) => {
             for target in targets {
                 match target {
                     FreeTarget::Buffer {
@@ -385,7 +380,7 @@ fn free_some(ctx: &mut RunContext, step: &Step, free: &Free) -> Result<StepResul
                     } => {
                         let unmet = match ctx.key(buffer)? {
                             Err(why) => Some(Unmet::at(step, "a whole number", why)),
-                            Ok(key) => match ctx.take(&key) {
+                            Ok(key) => match ctx.buffers.take(&key) {
                                 Some(buffer) => ctx.rig.free(buffer).map(|()| None)?,
                                 None => missing(ctx, step, &key).unmet.pop(),
                             },
@@ -393,8 +388,9 @@ fn free_some(ctx: &mut RunContext, step: &Step, free: &Free) -> Result<StepResul
                         result.unmet.extend(unmet.filter(|_| !may_be_gone));
                     }
                     FreeTarget::Elements(name) => {
-                        for index in ctx.elements(name) {
-                            ctx.take(&(name.clone(), Some(index)))
+                        for index in ctx.buffers.elements(name) {
+                            ctx.buffers
+                                .take(&(name.clone(), Some(index)))
                                 .into_iter()
                                 .try_for_each(|buffer| ctx.rig.free(buffer))?;
                         }
@@ -407,7 +403,7 @@ fn free_some(ctx: &mut RunContext, step: &Step, free: &Free) -> Result<StepResul
                 }
             }
         }
-        Free::Pinning { storm, request } => match amount(ctx, request)? {
+        FreeStep::Pinning { storm, request } => match amount(ctx, request)? {
             Ok(request) => result.notes.push(pins::free_for(ctx, storm, request)?),
             Err(why) => result.unmet.push(Unmet::at(step, "a size", why)),
         },

@@ -34,7 +34,7 @@ use crate::timeline::{TracedDevice, Tracer};
 pub(crate) use execute::{describe_unmet, execute};
 use harness_record::{Event, Recovery, RunRecord, Timings, Verdict, Violation, timeline::Timeline};
 use harness_scenario::{ReportKey, Scenario};
-use harness_trace::snapshot::{Recorder, Settings, Snapshot};
+use harness_trace::snapshot::{RecordedSettings, Recorder, Snapshot};
 pub(crate) use judge::of_device;
 
 #[derive(Clone, Debug)]
@@ -51,7 +51,7 @@ pub struct RunRequest<'a> {
 }
 
 /// Receives the events of a run and controls it.
-pub struct Observer<'a> {
+pub struct RunObserver<'a> {
     pub control: Arc<Control>,
     /// True if failed expectations become notes instead of failures. Invariants that always hold
     /// are still checked.
@@ -86,7 +86,7 @@ pub struct Run<'a, 'o> {
     request: &'a RunRequest<'a>,
     device: Box<dyn TestDevice>,
     allocator: Option<Box<dyn Allocator>>,
-    observer: Observer<'o>,
+    observer: RunObserver<'o>,
     group: Option<ProcessGroup>,
 }
 
@@ -94,7 +94,7 @@ impl<'a, 'o> Run<'a, 'o> {
     /// A run on a device with the memory that the scenario needs.
     pub fn new(request: &'a RunRequest<'a>, device: Box<dyn TestDevice>) -> Self {
         let control = Arc::new(Control::new(Arc::clone(&request.interrupt)));
-        let observer = Observer {
+        let observer = RunObserver {
             control,
             only_observed: false,
             emit: None,
@@ -118,7 +118,7 @@ impl<'a, 'o> Run<'a, 'o> {
     }
 
     /// Timed and traced runs emit no events.
-    pub fn observed(self, observer: Observer<'o>) -> Self {
+    pub fn observed(self, observer: RunObserver<'o>) -> Self {
         Self { observer, ..self }
     }
 
@@ -226,10 +226,15 @@ impl<'a, 'o> Run<'a, 'o> {
                 Box::new(Faulty::new(device, faults.main().clone()))
             }
         };
-        let recorder = observer
-            .record
-            .is_some()
-            .then(|| Recorder::new(request.allocator.effective().as_ref().map(Settings::of)));
+        let recorder = observer.record.is_some().then(|| {
+            Recorder::new(
+                request
+                    .allocator
+                    .effective()
+                    .as_ref()
+                    .map(RecordedSettings::of),
+            )
+        });
         let control = Arc::clone(&observer.control);
         let options = RigOptions {
             checks,
@@ -270,8 +275,10 @@ impl<'a, 'o> Run<'a, 'o> {
         if completed {
             record.figures = claim::figures(&mut ctx, &request.scenario.figures);
         }
-        let (figures, unused_at_peak) =
-            (std::mem::take(&mut ctx.figures), ctx.rig.unused_at_peak());
+        let (figures, unused_at_peak) = (
+            std::mem::take(&mut ctx.values.figures),
+            ctx.rig.unused_at_peak(),
+        );
         (record.stats, record.calls) = (ctx.rig.stats_of(ProgramId::FIRST), ctx.rig.calls());
         (record.timings, record.curve) = (ctx.rig.take_timings(), ctx.rig.take_curve());
         record.processes = ctx.figures_of_processes(request.scenario);
@@ -283,7 +290,7 @@ impl<'a, 'o> Run<'a, 'o> {
         if let Some(receive) = &mut runner.observer.record
             && let Some(snapshot) = ctx.rig.recorded(
                 &request.scenario.name,
-                &ctx.arm,
+                &ctx.setup.arm,
                 request.allocator.is_pytorch(),
             )
         {

@@ -9,7 +9,7 @@ use harness_scenario::steps::{Action, Step};
 use harness_scenario::{Chain, Expectation, Located, Position, ReportKey};
 
 use super::cursor::{Cursor, Next};
-use super::{Observer, RunRequest, StepTimes, execute, frames::frames, kept::Steps};
+use super::{RunObserver, RunRequest, StepTimes, execute, frames::frames, kept::Steps};
 use crate::control::{DEFAULT_TIME_LIMIT, Phase};
 use crate::rig::{Checks, StepEnd, Stop};
 use crate::step_result::{StepResult, Unmet};
@@ -18,7 +18,7 @@ use crate::{context::RunContext, faults::Faults, leaks::Watch, processes::Inside
 pub(super) struct Runner<'a, 'o> {
     pub(super) request: &'a RunRequest<'a>,
     pub(super) checks: Checks,
-    pub(super) observer: Observer<'o>,
+    pub(super) observer: RunObserver<'o>,
     /// The steps of a checked run.
     pub(super) steps: Steps<StepRecord>,
     pub(super) times: Steps<(u32, StepTimes)>,
@@ -422,15 +422,12 @@ impl Runner<'_, '_> {
         let StepEnd { duration, accounts } = ended.unwrap_or_default();
         let reports = over.result.reports_with(duration);
         // Only named steps report figures.
-        let named = over
-            .step
-            .id
-            .iter()
-            .flat_map(|_| &reports)
+        let own = over.step.id.iter().flat_map(|_| &reports);
+        let named = own
             .map(|(key, value)| (key.name().to_owned(), *value))
             .collect();
         if let Some(id) = &over.step.id {
-            ctx.reports.insert(id.clone(), reports);
+            ctx.values.reports.insert(id.clone(), reports);
         }
         if let Some(duration) = duration {
             self.times.push((
@@ -460,24 +457,17 @@ impl Runner<'_, '_> {
             self.steps.count();
             return;
         }
-        let StepOver {
-            step,
-            number,
-            iteration,
-            result,
-            failed,
-        } = over;
-        let outcome = if failed && result.outcome == Outcome::Done {
-            Outcome::Failed
-        } else {
-            result.outcome
+        let StepOver { step, result, .. } = over;
+        let outcome = match result.outcome {
+            Outcome::Done if over.failed => Outcome::Failed,
+            outcome => outcome,
         };
         let step = StepRecord {
-            number,
+            number: over.number,
             line: step.position.line,
             kind: step.action.kind().name().to_owned(),
             text: step.action.to_string(),
-            iteration,
+            iteration: over.iteration,
             size: result.size,
             outcome,
             process,

@@ -39,7 +39,7 @@ use serde::{Deserialize, Serialize};
 
 use self::copies::{Order, Servers};
 use super::{ArmRun, Plan, open};
-use crate::branches::{Failing, Point};
+use crate::branches::{BranchPoint, Failing};
 use crate::processes::{ProcessGroup, StartedBy};
 use crate::run::{Run, RunRequest, RunResult};
 use crate::{context::kind_of, faults::Faults, rig::CheckedFrom};
@@ -78,7 +78,7 @@ impl FromStr for Chosen {
     }
 }
 
-pub struct Engine<'a> {
+pub struct EveryFault<'a> {
     pub plan: &'a Plan,
     pub source: &'a DeviceSource,
     pub chosen: Chosen,
@@ -99,7 +99,7 @@ struct Baseline<'a> {
 struct Ran {
     ooms: u64,
     /// The calls of each process, the main process first.
-    calls: Vec<Point>,
+    calls: Vec<BranchPoint>,
     /// For each call, the index of the first call in the same state, which may be the call itself.
     firsts: Vec<usize>,
     total: u64,
@@ -123,7 +123,7 @@ impl Ran {
                 },
             ) in (calls.len()..).zip(logged)
             {
-                calls.push(Point {
+                calls.push(BranchPoint {
                     place,
                     process,
                     made,
@@ -174,7 +174,7 @@ impl Ran {
 
 impl Baseline<'_> {
     /// The first run for a call, in which only this call fails.
-    const fn attempt(&self, ran: &Ran, point: Point) -> Attempt<'_> {
+    const fn attempt(&self, ran: &Ran, point: BranchPoint) -> Attempt<'_> {
         let budget = ran.total * TIMES_THE_CALLS + MORE_CALLS;
         Attempt {
             arm: &self.arm,
@@ -206,7 +206,7 @@ impl<'a> Attempt<'a> {
     /// Where checks start. Another process's calls have no place in this one's sequence of
     /// operations, so then the whole run is checked.
     const fn checked_from(&self) -> CheckedFrom {
-        let Point {
+        let BranchPoint {
             process, operation, ..
         } = self.failing.point;
         if process.is_none() {
@@ -244,7 +244,7 @@ enum RunEnd {
 }
 
 /// Fails each chosen call of each allocator of a plan, one per run.
-pub fn every_fault(engine: &Engine<'_>) -> Result<FaultedRuns, DeviceError> {
+pub fn every_fault(engine: &EveryFault<'_>) -> Result<FaultedRuns, DeviceError> {
     let arms: Vec<ArmRun<'_>> = engine
         .plan
         .arms()
@@ -254,7 +254,7 @@ pub fn every_fault(engine: &Engine<'_>) -> Result<FaultedRuns, DeviceError> {
 }
 
 fn try_all(
-    engine: &Engine<'_>,
+    engine: &EveryFault<'_>,
     arms: &[ArmRun<'_>],
     servers: &Servers,
 ) -> Result<FaultedRuns, DeviceError> {
@@ -295,7 +295,7 @@ fn ended_at_once(results: &Results, place: usize) -> bool {
         .is_some_and(|first| first.ended_at_once)
 }
 
-impl<'a> Engine<'a> {
+impl<'a> EveryFault<'a> {
     fn baseline(&self, arm: ArmRun<'a>) -> Result<Baseline<'a>, DeviceError> {
         let seed = self.plan.seed_of(&arm);
         let ran = match not_for_this(arm.scenario) {
@@ -518,7 +518,7 @@ impl<'a> Engine<'a> {
             seed,
             failing:
                 Failing {
-                    point: Point { made, .. },
+                    point: BranchPoint { made, .. },
                     count,
                 },
             budget,
@@ -569,9 +569,10 @@ impl<'a> Engine<'a> {
             seed,
             failing:
                 Failing {
-                    point: Point {
-                        made, operation, ..
-                    },
+                    point:
+                        BranchPoint {
+                            made, operation, ..
+                        },
                     count,
                 },
             ooms_without,

@@ -21,7 +21,7 @@ use self::comparisons::Comparisons;
 use crate::context::{Figures, kind_of};
 use crate::control::{Control, DEFAULT_TIME_LIMIT, Phase};
 use crate::processes::{ProcessGroup, StartedBy};
-use crate::run::{Observer, Run, RunRequest, RunResult};
+use crate::run::{Run, RunObserver, RunRequest, RunResult};
 use crate::workload::exec;
 use harness_base::shell::quoted;
 use harness_devices::DeviceSource;
@@ -29,11 +29,11 @@ use harness_record::{
     Collector, Event, PlannedRun, RECORD_VERSION, Records, Rule, RunRecord, SkipKind, Verdict,
     Violation, timeline::Timeline,
 };
-use harness_scenario::{Feature, Needs, Origin, PlannedFault, Scenario};
+use harness_scenario::{FaultOrigin, Feature, Needs, PlannedFault, Scenario};
 use harness_trace::snapshot::Snapshot;
 
 pub use self::scenario_process::serve_process;
-pub use self::supervise::{End, supervise};
+pub use self::supervise::{SupervisedEnd, supervise};
 
 #[derive(Clone, Debug, Default)]
 pub struct Plan {
@@ -143,8 +143,8 @@ impl ArmRun<'_> {
         control: &Arc<Control>,
         emit: Option<&'o mut dyn FnMut(Event)>,
         record: Option<&'o mut dyn FnMut(Snapshot)>,
-    ) -> Observer<'o> {
-        Observer {
+    ) -> RunObserver<'o> {
+        RunObserver {
             control: Arc::clone(control),
             only_observed: self.only_observed(),
             emit,
@@ -465,8 +465,8 @@ impl Plan {
             .map(|other| format!("--allocator {} ", quoted(other)))
             .collect();
         let fail = |planned: &PlannedFault| match &planned.origin {
-            Origin::File(_) => None,
-            Origin::Option(text) => Some(format!(" --fail {text}")),
+            FaultOrigin::File(_) => None,
+            FaultOrigin::Option(text) => Some(format!(" --fail {text}")),
         };
         let faults: String = arm.scenario.faults.iter().filter_map(fail).collect();
         format!(

@@ -153,6 +153,7 @@ impl Process {
         let ended = self.ctx.rig.end_step(result.is_err());
         if let (Ok(result), Some(id)) = (&result, &step.id) {
             self.ctx
+                .values
                 .reports
                 .insert(id.clone(), result.reports_with(None));
         }

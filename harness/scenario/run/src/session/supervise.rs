@@ -16,7 +16,7 @@ const PERIOD: Duration = Duration::from_millis(50);
 const STACK: usize = 8 << 20;
 
 #[derive(Debug)]
-pub enum End {
+pub enum SupervisedEnd {
     /// Everything ran, or the user interrupted it.
     Done,
     Device(DeviceError),
@@ -32,7 +32,7 @@ pub fn supervise(
     interrupt: Arc<AtomicBool>,
     sinks: Sinks,
     mut on_event: impl FnMut(Event),
-) -> End {
+) -> SupervisedEnd {
     let control = Arc::new(Control::new(interrupt));
     let (sender, events) = mpsc::channel();
     let worker = thread::Builder::new()
@@ -50,7 +50,7 @@ pub fn supervise(
     let worker = match worker {
         Ok(worker) => worker,
         Err(error) => {
-            return End::Device(DeviceError::Unavailable {
+            return SupervisedEnd::Device(DeviceError::Unavailable {
                 what: "a thread".to_owned(),
                 why: error.to_string(),
             });
@@ -75,15 +75,15 @@ pub fn supervise(
                     running
                         .into_iter()
                         .for_each(|run| on_event(Event::RunEnded(Box::new(stuck(run, &overrun)))));
-                    return End::Stuck(overrun);
+                    return SupervisedEnd::Stuck(overrun);
                 }
             }
             Err(RecvTimeoutError::Disconnected) => break,
         }
     }
     match worker.join() {
-        Ok(Ok(())) => End::Done,
-        Ok(Err(error)) => End::Device(error),
+        Ok(Ok(())) => SupervisedEnd::Done,
+        Ok(Err(error)) => SupervisedEnd::Device(error),
         Err(payload) => panic::resume_unwind(payload),
     }
 }

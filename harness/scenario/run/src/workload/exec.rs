@@ -137,10 +137,10 @@ pub(crate) fn run(
     between: Between<'_>,
 ) -> Result<StepResult, Stop> {
     if exec.optional
-        && let Some(why) = not_applicable(exec, ctx.rig.info(), ctx.alloc_conf.is_some())
+        && let Some(why) = not_applicable(exec, ctx.rig.info(), ctx.setup.alloc_conf.is_some())
             .or_else(|| cannot_start(exec, ctx.rig.info()))
     {
-        ctx.not_run.extend(step.id.clone());
+        ctx.values.not_run.extend(step.id.clone());
         return Ok(StepResult::with_note(format!("not run: {why}")));
     }
     let stop = unavailable(exec);
@@ -150,7 +150,7 @@ pub(crate) fn run(
     let conf = exec
         .alloc_conf
         .clone()
-        .or_else(|| ctx.alloc_conf.as_ref().map(ToString::to_string));
+        .or_else(|| ctx.setup.alloc_conf.as_ref().map(ToString::to_string));
     let (prepared, machine) =
         prepare(&setup, exec, &ctx.rig, conf.as_deref(), &ledger).map_err(|error| stop(&error))?;
     let limit = step
@@ -176,7 +176,9 @@ pub(crate) fn run(
         )
         .map_err(|error| stop(&error))?;
     if let Some(id) = &step.id {
-        ctx.torch_stats.insert(id.clone(), torch_stats(&record));
+        ctx.values
+            .torch_stats
+            .insert(id.clone(), torch_stats(&record));
     }
     let timelines = machine
         .timelines(ended.folder())
@@ -185,7 +187,7 @@ pub(crate) fn run(
     let again = reproduce(exec, &machine, conf.as_deref());
     Ok(result(
         step,
-        (exec.expected(&ctx.arm, ctx.device), limit),
+        (exec.expected(&ctx.setup.arm, ctx.setup.device), limit),
         (&record, &observed),
         missed,
         again,
@@ -267,6 +269,31 @@ fn torch_stats(record: &Record) -> BTreeMap<StatKey, u64> {
         .collect()
 }
 
+fn reports(record: &Record, observed: &Observed) -> BTreeMap<ReportKey, u64> {
+    let devices = record.processes.iter().flat_map(|process| &process.devices);
+    let mut reports = BTreeMap::from([
+        (ReportKey::ExitCode, record.exit_code.into()),
+        (ReportKey::Processes, observed.processes as u64),
+        (ReportKey::PeakReserved, observed.peak_reserved.0),
+        (ReportKey::MallocCalls, 0),
+        (ReportKey::MallocFailures, 0),
+        (ReportKey::InjectedFailures, 0),
+        (ReportKey::FreeCalls, 0),
+    ]);
+    reports.extend(observed.ooms.map(|ooms| (ReportKey::Ooms, ooms)));
+    for device in devices {
+        for (key, calls) in [
+            (ReportKey::MallocCalls, device.mallocs),
+            (ReportKey::MallocFailures, device.failed),
+            (ReportKey::InjectedFailures, device.injected),
+            (ReportKey::FreeCalls, device.frees),
+        ] {
+            *reports.entry(key).or_default() += calls;
+        }
+    }
+    reports
+}
+
 fn result(
     step: &Step,
     (expected, limit): (ProgramEnd, Duration),
@@ -274,29 +301,6 @@ fn result(
     missed: Option<String>,
     again: String,
 ) -> StepResult {
-    let devices = || record.processes.iter().flat_map(|process| &process.devices);
-    let mut reports = BTreeMap::from([
-        (ReportKey::ExitCode, record.exit_code.into()),
-        (ReportKey::Processes, observed.processes as u64),
-        (ReportKey::PeakReserved, observed.peak_reserved.0),
-        (
-            ReportKey::MallocCalls,
-            devices().map(|device| device.mallocs).sum(),
-        ),
-        (
-            ReportKey::MallocFailures,
-            devices().map(|device| device.failed).sum(),
-        ),
-        (
-            ReportKey::InjectedFailures,
-            devices().map(|device| device.injected).sum(),
-        ),
-        (
-            ReportKey::FreeCalls,
-            devices().map(|device| device.frees).sum(),
-        ),
-    ]);
-    reports.extend(observed.ooms.map(|ooms| (ReportKey::Ooms, ooms)));
     let is_as_expected = match (expected, observed.ending) {
         (ProgramEnd::Any, Ending::By(_)) => true,
         (ProgramEnd::Code(code), Ending::By(end)) => end == End::Code(code),
@@ -315,16 +319,16 @@ fn result(
         unmet.push(Unmet::at(step, expected, seen(record, observed)));
     }
     unmet.extend(missed.map(|fault| {
+        let expected = format!("`{fault}` to be reached");
         Unmet::at(
             step,
-            format!("`{fault}` to be reached"),
+            expected,
             "the program made too few allocation attempts",
         )
     }));
-    let outcome = if observed.ended_out_of_memory {
-        Outcome::OutOfMemory
-    } else {
-        Outcome::Done
+    let outcome = match observed.ended_out_of_memory {
+        true => Outcome::OutOfMemory,
+        false => Outcome::Done,
     };
     let figures = figures(record, observed);
     let known = |figure: Option<String>| figure.unwrap_or_else(|| "unknown".to_owned());
@@ -351,7 +355,7 @@ fn result(
     }
     StepResult {
         outcome,
-        reports,
+        reports: reports(record, observed),
         notes,
         unmet,
         program: Some(figures),

@@ -46,7 +46,7 @@ pub(crate) fn run(
     mut between: Between<'_>,
 ) -> Result<StepResult, Stop> {
     ctx.rig.name_buffers(&infer.id, step.position.line);
-    let (stream, waiting) = (ctx.stream(&infer.stream), arrivals(ctx.seed, infer));
+    let (stream, waiting) = (ctx.stream(&infer.stream), arrivals(ctx.setup.seed, infer));
     let recovery = Recovery::new(infer.on_oom.as_ref());
     let mut serving = Serving {
         infer,
@@ -297,7 +297,7 @@ fn conclude(
     let wanted = ["serving to run out of memory", "every request to be served"];
     result.ends(
         step,
-        infer.expect.of(&ctx.arm, ctx.device),
+        infer.expect.of(&ctx.setup.arm, ctx.setup.device),
         wanted,
         served,
         failed.map(|error| (error, counts.failed_request)),

@@ -216,7 +216,7 @@ fn conclude(ctx: &mut RunContext, step: &Step, replay: &Replay, counts: Counts) 
             .misused
             .map(|why| Unmet::at(step, "private pools to be used correctly", why)),
     );
-    let expected = replay.expect.of(&ctx.arm, ctx.device);
+    let expected = replay.expect.of(&ctx.setup.arm, ctx.setup.device);
     match counts.refused {
         Some((operation, _, why)) => {
             let seen = format!(

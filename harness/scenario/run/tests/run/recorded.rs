@@ -8,7 +8,7 @@ use harness_allocator::allocator::{AllocatorKind, AllocatorSpec};
 use harness_allocator::{stats::BlockState, units::Bytes};
 use harness_record::{RunRecord, Verdict};
 use harness_run::control::Control;
-use harness_run::run::{Observer, Run, RunRequest};
+use harness_run::run::{Run, RunObserver, RunRequest};
 use harness_scenario::Scenario;
 use harness_trace::snapshot::{Action, Event, Snapshot};
 
@@ -34,7 +34,7 @@ fn ran(
     let (device, _) = Watched::new(scenario.needs.memory, Arc::clone(&interrupt), at);
     let mut snapshot = None;
     let mut keep = |recorded| snapshot = Some(recorded);
-    let observer = Observer {
+    let observer = RunObserver {
         control: Arc::new(Control::new(interrupt)),
         only_observed: false,
         emit: None,

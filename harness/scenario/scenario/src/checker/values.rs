@@ -3,7 +3,7 @@ use std::{fmt, ops::RangeInclusive};
 use harness_allocator::{stats::StatKey, units::Bytes};
 use harness_language::error::{Problem, choices, did_you_mean};
 use harness_language::expression::{
-    self, Dimension, ExpressionError, Resolved, Unit, Unresolved, Value,
+    self, Dimension, ExpressionError, ResolvedName, Unit, Unresolved, Value,
 };
 use harness_language::located::{Located, Position};
 use harness_language::text::{AmountText, CountText, ExpressionText, not_zero, out_of_bounds};
@@ -120,7 +120,7 @@ impl Checker<'_> {
             None => self.resolve(name),
             Some(inner) => {
                 sites.set(sites.get() + 1);
-                growth(&inner, GrowthSite(sites.get() - 1)).map(Resolved::Quantity)
+                growth(&inner, GrowthSite(sites.get() - 1)).map(ResolvedName::Quantity)
             }
         };
         let parsed = expression::parse_expectation(&text.value, &resolve);
@@ -168,7 +168,7 @@ impl Checker<'_> {
     /// exist.
     pub(crate) fn invariant(&self, text: &ExpressionText) -> Result<Expectation, Problem> {
         let resolve = |name: &str| match Account::from_name(name) {
-            Some(account) => Ok(Resolved::Quantity(Metric::Now(account))),
+            Some(account) => Ok(ResolvedName::Quantity(Metric::Now(account))),
             None if self.declared.parameters.contains_key(name) || name.starts_with("start.") => {
                 self.resolve(name)
             }
@@ -180,7 +180,7 @@ impl Checker<'_> {
                         .iter()
                         .any(|program| program.name() == head) =>
                 {
-                    self.of_program(head, rest).map(Resolved::Quantity)
+                    self.of_program(head, rest).map(ResolvedName::Quantity)
                 }
                 Some((head, _))
                     if self
@@ -212,12 +212,12 @@ impl Checker<'_> {
         locate(text, self.source, offset, error)
     }
 
-    fn resolve(&self, name: &str) -> Result<Resolved<Metric>, Unresolved> {
+    fn resolve(&self, name: &str) -> Result<ResolvedName<Metric>, Unresolved> {
         if let Some(account) = Account::from_name(name) {
-            return Ok(Resolved::Quantity(Metric::Now(account)));
+            return Ok(ResolvedName::Quantity(Metric::Now(account)));
         }
         if let Some(value) = self.declared.parameters.get(name) {
-            return Ok(Resolved::Constant(*value));
+            return Ok(ResolvedName::Constant(*value));
         }
         if let Some((variable, unit)) = self
             .variables
@@ -225,7 +225,7 @@ impl Checker<'_> {
             .rev()
             .find(|(variable, _)| variable.name() == name)
         {
-            return Ok(Resolved::Quantity(Metric::Variable(
+            return Ok(ResolvedName::Quantity(Metric::Variable(
                 variable.clone(),
                 *unit,
             )));
@@ -237,7 +237,7 @@ impl Checker<'_> {
             .iter()
             .any(|program| program.name() == head)
         {
-            return self.of_program(head, rest).map(Resolved::Quantity);
+            return self.of_program(head, rest).map(ResolvedName::Quantity);
         }
         if let Some(process) = self
             .declared
@@ -245,7 +245,9 @@ impl Checker<'_> {
             .iter()
             .find(|process| process.name.name() == head)
         {
-            return self.of_process(&process.name, rest).map(Resolved::Quantity);
+            return self
+                .of_process(&process.name, rest)
+                .map(ResolvedName::Quantity);
         }
         if !rest.is_empty() && self.arms().iter().any(|arm| arm == head) {
             if self.process.is_some() {
@@ -255,18 +257,19 @@ impl Checker<'_> {
                 ));
             }
             return match self.resolve(rest)? {
-                Resolved::Quantity(metric @ (Metric::Arm(..) | Metric::Variable(..))) => Err((
+                ResolvedName::Quantity(metric @ (Metric::Arm(..) | Metric::Variable(..))) => Err((
                     format!("`{metric}` does not belong to one allocator"),
                     format!("as in `{head}.reserved.peak`"),
                 )),
-                Resolved::Quantity(metric) => Ok(Resolved::Quantity(Metric::Arm(
+                ResolvedName::Quantity(metric) => Ok(ResolvedName::Quantity(Metric::Arm(
                     head.to_owned(),
                     Box::new(metric),
                 ))),
-                constant @ Resolved::Constant(_) => Ok(constant),
+                constant @ ResolvedName::Constant(_) => Ok(constant),
             };
         }
-        self.resolve_named(name, head, rest).map(Resolved::Quantity)
+        self.resolve_named(name, head, rest)
+            .map(ResolvedName::Quantity)
     }
 
     fn of_program(&self, head: &str, rest: &str) -> Result<Metric, Unresolved> {
@@ -469,9 +472,9 @@ pub(crate) fn constant(
         .map_err(|error| locate(text, source, 0, error))
 }
 
-fn of_parameters(name: &str, parameters: &Parameters) -> Result<Resolved<Metric>, Unresolved> {
+fn of_parameters(name: &str, parameters: &Parameters) -> Result<ResolvedName<Metric>, Unresolved> {
     match parameters.get(name) {
-        Some(value) => Ok(Resolved::Constant(*value)),
+        Some(value) => Ok(ResolvedName::Constant(*value)),
         None if Account::from_name(name).is_some() => {
             let help = "only parameters of `matrix:` work here, because the value must be known \
                  before the run"

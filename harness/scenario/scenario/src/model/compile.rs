@@ -1,5 +1,5 @@
-//! Compiles layers to a [`Program`]: the tensors that each layer allocates and saves in PyTorch
-//! 2.11, forward and backward.
+//! Compiles layers to a [`ModelProgram`]: the tensors that each layer allocates and saves in
+//! PyTorch 2.11, forward and backward.
 //!
 //! An operation saves the tensors that its formula in PyTorch's `derivatives.yaml` uses
 //! (<https://github.com/pytorch/pytorch/blob/v2.11.0/tools/autograd/derivatives.yaml>). Autocast
@@ -12,7 +12,9 @@
 use harness_allocator::units::Bytes;
 
 use super::layers::{Layer, Shape};
-use super::program::{Backward, Gradient, Operation, ParameterId, Program, TensorId, Unit};
+use super::program::{
+    Backward, Gradient, ModelOperation, ModelProgram, ModelUnit, ParameterId, TensorId,
+};
 use crate::plan::Precision;
 
 /// Rounding of PyTorch's allocator. The simulated GPU rounds the operands of a convolution in the
@@ -29,7 +31,7 @@ struct Value {
 
 #[derive(Default)]
 pub(super) struct Compiler {
-    pub(super) program: Program,
+    pub(super) program: ModelProgram,
     pub(super) parameters: Vec<Bytes>,
     /// Bytes of tensors that live as long as the parameters and are not trained.
     pub(super) constants: Vec<Bytes>,
@@ -105,7 +107,7 @@ impl Compiler {
     fn end_unit(&mut self, may_be_done_again: bool) {
         let end = self.program.operations.len();
         if end > self.unit {
-            self.program.units.push(Unit {
+            self.program.units.push(ModelUnit {
                 operations: self.unit..end,
                 may_be_done_again,
             });
@@ -137,13 +139,18 @@ impl Compiler {
 
     /// Adds an operation that reads these values and allocates these tensors, the first of which is
     /// its result. `complete` sets the rest.
-    fn push(&mut self, reads: &[Value], makes: &[TensorId], complete: impl FnOnce(&mut Operation)) {
+    fn push(
+        &mut self,
+        reads: &[Value],
+        makes: &[TensorId],
+        complete: impl FnOnce(&mut ModelOperation),
+    ) {
         let gradients = reads
             .iter()
             .filter(|value| value.wants_gradient)
             .map(|value| Gradient::Made(value.id))
             .collect();
-        let mut operation = Operation {
+        let mut operation = ModelOperation {
             reads: reads.iter().map(|value| value.id).collect(),
             makes: makes.to_vec(),
             output: makes.first().copied().unwrap_or_default(),
@@ -151,7 +158,7 @@ impl Compiler {
                 gradients,
                 ..Backward::default()
             },
-            ..Operation::default()
+            ..ModelOperation::default()
         };
         complete(&mut operation);
         self.program.operations.push(operation);
@@ -304,7 +311,7 @@ impl Compiler {
         weight: ParameterId,
         bias: Option<ParameterId>,
         elements: u64,
-        complete: impl FnOnce(&mut Operation),
+        complete: impl FnOnce(&mut ModelOperation),
     ) -> Value {
         let value = self.cast(value, self.is_mixed);
         let mut reads = vec![value];

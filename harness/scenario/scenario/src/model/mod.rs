@@ -1,7 +1,7 @@
 //! Models for training, and the memory operations of a forward and a backward pass.
 //!
 //! The file of a model lists its layers (`layers`). For a number of samples, a length and a
-//! precision, they compile (`compile`) to a [`Program`], which a training executes.
+//! precision, they compile (`compile`) to a [`ModelProgram`], which a training executes.
 
 mod compile;
 mod layers;
@@ -21,7 +21,8 @@ use harness_language::{fields::about, text::bounded, variant::Variant};
 use self::layers::LayerWire;
 pub use self::layers::{Layer, MAX_DIMENSION, MAX_LAYERS, Shape};
 pub use self::program::{
-    Backward, Gradient, Operation, ParameterId, Program, Segment, TensorId, Uniform, Unit,
+    Backward, Gradient, ModelOperation, ModelProgram, ModelSegment, ModelUnit, ParameterId,
+    TensorId, Uniform,
 };
 use crate::plan::Precision;
 
@@ -89,7 +90,7 @@ impl Model {
         checked.map_err(|problem| FileError::text(problem, path, source))
     }
 
-    pub fn program(&self, samples: u64, length: u64, precision: Precision) -> Program {
+    pub fn program(&self, samples: u64, length: u64, precision: Precision) -> ModelProgram {
         compile::compile(&self.layers, self.input, samples, length, precision).program
     }
 

@@ -1,4 +1,4 @@
-//! [`Program`]: the memory operations of one forward and backward pass, computed from shapes.
+//! [`ModelProgram`]: the memory operations of one forward and backward pass, computed from shapes.
 
 use std::ops::Range;
 
@@ -13,25 +13,25 @@ pub type ParameterId = usize;
 /// The operations of one forward pass and their backward passes, for one number of samples, one
 /// length and one precision.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct Program {
+pub struct ModelProgram {
     pub tensors: Vec<Bytes>,
     /// Tensors that exist before the first operation and until the end of the pass: the samples.
     pub inputs: Vec<TensorId>,
-    pub operations: Vec<Operation>,
+    pub operations: Vec<ModelOperation>,
     /// Groups of operations that checkpointing can recompute, in order and without gaps.
-    pub units: Vec<Unit>,
+    pub units: Vec<ModelUnit>,
 }
 
 /// Operations that checkpointing keeps together.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Unit {
+pub struct ModelUnit {
     pub operations: Range<usize>,
     /// `true` if the backward pass may recompute them.
     pub may_be_done_again: bool,
 }
 
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct Operation {
+pub struct ModelOperation {
     pub reads: Vec<TensorId>,
     pub makes: Vec<TensorId>,
     /// Its result: a tensor that it allocates, or one that it changes in place.
@@ -71,17 +71,17 @@ pub enum Gradient {
 
 /// Consecutive operations with or without a checkpoint.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Segment {
+pub struct ModelSegment {
     pub operations: Range<usize>,
     /// `true` if only its inputs are kept, and the backward pass recomputes the rest.
     pub is_checkpointed: bool,
 }
 
-impl Program {
-    pub fn segments(&self, checkpoint_every: Option<u64>) -> Vec<Segment> {
-        let mut segments: Vec<Segment> = Vec::new();
+impl ModelProgram {
+    pub fn segments(&self, checkpoint_every: Option<u64>) -> Vec<ModelSegment> {
+        let mut segments: Vec<ModelSegment> = Vec::new();
         let mut units_in_last = 0;
-        for Unit {
+        for ModelUnit {
             operations,
             may_be_done_again,
         } in &self.units
@@ -96,7 +96,7 @@ impl Program {
                     units_in_last += 1;
                 }
                 _ => {
-                    segments.push(Segment {
+                    segments.push(ModelSegment {
                         operations: operations.clone(),
                         is_checkpointed,
                     });
@@ -142,14 +142,14 @@ impl Uniform {
 
     /// Each layer saves its result for the backward pass. The gradient of the result lives during
     /// the layer's backward pass.
-    pub fn program(&self, samples: u64, precision: Precision) -> Program {
+    pub fn program(&self, samples: u64, precision: Precision) -> ModelProgram {
         let all = self.activations_per_sample.0 * samples / self.layers;
         let size = Bytes(match precision {
             Precision::Fp32 => all,
             Precision::Mixed => all.div_ceil(2),
         });
         let layers = self.layers as usize;
-        let operation = |layer: usize| Operation {
+        let operation = |layer: usize| ModelOperation {
             reads: layer.checked_sub(1).into_iter().collect(),
             makes: vec![layer],
             output: layer,
@@ -159,14 +159,14 @@ impl Uniform {
                 parameters: vec![layer],
                 ..Backward::default()
             },
-            ..Operation::default()
+            ..ModelOperation::default()
         };
-        Program {
+        ModelProgram {
             tensors: vec![size; layers],
             inputs: Vec::new(),
             operations: (0..layers).map(operation).collect(),
             units: (0..layers)
-                .map(|layer| Unit {
+                .map(|layer| ModelUnit {
                     operations: layer..layer + 1,
                     may_be_done_again: true,
                 })

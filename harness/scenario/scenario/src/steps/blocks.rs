@@ -13,7 +13,7 @@ use harness_language::{error::Problem, text::NameText};
 /// Steps that run in another program, process or pool. The first use of a pool creates it.
 #[derive(Clone, Debug, PartialEq, Display)]
 #[display("{name}, {}", count(steps.len(), "step"))]
-pub struct Block<N> {
+pub struct StepBlock<N> {
     pub name: N,
     pub steps: Vec<Step>,
 }
@@ -38,7 +38,7 @@ pub(crate) struct PrivatePoolWire(NameText);
 #[serde(transparent, rename = "release_pool")]
 pub(crate) struct ReleasePoolWire(NameText);
 
-impl StepFields<Block<ProgramName>> for ProgramWire {
+impl StepFields<StepBlock<ProgramName>> for ProgramWire {
     const NOT_IN_PROCESSES: Option<&'static str> =
         Some("move it out of the process: other programs belong to the main process");
 
@@ -55,16 +55,16 @@ impl StepFields<Block<ProgramName>> for ProgramWire {
         &self,
         step: &Located<StepWire>,
         checker: &mut Checker<'_>,
-    ) -> Result<Block<ProgramName>, Problem> {
+    ) -> Result<StepBlock<ProgramName>, Problem> {
         let (steps, name) = (steps_inside(step, "program")?, checker.program(&self.0)?);
-        Ok(Block {
+        Ok(StepBlock {
             name,
             steps: checker.nested(step.at, |checker| check_steps(steps, checker))?,
         })
     }
 }
 
-impl StepFields<Block<PoolName>> for PrivatePoolWire {
+impl StepFields<StepBlock<PoolName>> for PrivatePoolWire {
     const NOT_IN_PROCESSES: Option<&'static str> =
         Some("move it out of the process: private pools belong to the main process");
 
@@ -85,12 +85,12 @@ impl StepFields<Block<PoolName>> for PrivatePoolWire {
         &self,
         step: &Located<StepWire>,
         checker: &mut Checker<'_>,
-    ) -> Result<Block<PoolName>, Problem> {
+    ) -> Result<StepBlock<PoolName>, Problem> {
         let (steps, name) = (
             steps_inside(step, "private_pool")?,
             checker.use_pool(&self.0)?,
         );
-        Ok(Block {
+        Ok(StepBlock {
             name,
             steps: checker.nested(step.at, |checker| check_steps(steps, checker))?,
         })
@@ -132,7 +132,7 @@ pub(crate) struct ProcessWire(NameText);
 #[serde(transparent, rename = "kill")]
 pub(crate) struct KillWire(NameText);
 
-impl StepFields<Block<ProcessName>> for ProcessWire {
+impl StepFields<StepBlock<ProcessName>> for ProcessWire {
     const NOT_IN_PROCESSES: Option<&'static str> = Some("the main process starts all others");
 
     const EXAMPLE: &'static str = "\
@@ -149,7 +149,7 @@ impl StepFields<Block<ProcessName>> for ProcessWire {
         &self,
         step: &Located<StepWire>,
         checker: &mut Checker<'_>,
-    ) -> Result<Block<ProcessName>, Problem> {
+    ) -> Result<StepBlock<ProcessName>, Problem> {
         let (steps, name) = (
             steps_inside(step, "process")?,
             checker.declared_process(&self.0)?,
@@ -158,7 +158,7 @@ impl StepFields<Block<ProcessName>> for ProcessWire {
         let inside = |checker: &mut Checker<'_>| {
             checker.in_process(&name, |checker| check_steps(steps, checker))
         };
-        Ok(Block {
+        Ok(StepBlock {
             steps: checker.nested(step.at, inside)?,
             name,
         })

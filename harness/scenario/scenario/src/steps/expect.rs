@@ -13,7 +13,7 @@ use harness_language::error::Problem;
 use harness_language::located::{Located, Position, Tree};
 
 #[derive(Clone, Debug, PartialEq)]
-pub struct Expected {
+pub struct ExpectedValue {
     pub expectation: Located<Expectation>,
     /// For a comparison of allocators, its index in
     /// [`Scenario::comparisons`](crate::Scenario::comparisons).
@@ -21,13 +21,13 @@ pub struct Expected {
 }
 
 #[derive(Clone, Debug, PartialEq)]
-pub struct Expect(Cases<Vec<Expected>>);
+pub struct Expect(Cases<Vec<ExpectedValue>>);
 
 #[derive(Clone, Debug, PartialEq)]
 pub struct Eventually(pub Vec<Located<Expectation>>);
 
 impl Expect {
-    pub fn of(&self, arm: &str, device: DeviceKind) -> &[Expected] {
+    pub fn of(&self, arm: &str, device: DeviceKind) -> &[ExpectedValue] {
         self.0.of(arm, device).map_or(&[], Vec::as_slice)
     }
 }
@@ -115,7 +115,7 @@ impl StepFields<Expect> for ExpectWire {
             let place = |expectation, checker: &mut Checker<'_>| {
                 let comparison = compares_allocators(&expectation)
                     .then(|| checker.put_aside(expectation.clone()));
-                Expected {
+                ExpectedValue {
                     expectation,
                     comparison,
                 }

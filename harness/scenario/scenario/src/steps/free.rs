@@ -14,7 +14,7 @@ use harness_language::located::{ListOr, Located};
 use harness_language::text::{AmountText, BufferText, NameText};
 
 #[derive(Clone, Debug, PartialEq, Display)]
-pub enum Free {
+pub enum FreeStep {
     #[display("{}", joined(_0, ", "))]
     Targets(Vec<FreeTarget>),
     /// The live blocks of a storm that pin just enough segments for a request.
@@ -41,7 +41,7 @@ struct PinningWire {
     id: Option<NameText>,
 }
 
-impl StepFields<Free> for FreeWire {
+impl StepFields<FreeStep> for FreeWire {
     const EXAMPLE: &'static str = "\
 - alloc: { buffer: a, size: 4MiB }
 - alloc: { buffer: b, size: 4MiB }
@@ -64,15 +64,19 @@ impl StepFields<Free> for FreeWire {
 
     const ID: fn(&Self) -> Option<&NameText> = |wire| wire.0.texts().err()?.id.as_ref();
 
-    fn check(&self, step: &Located<StepWire>, checker: &mut Checker<'_>) -> Result<Free, Problem> {
+    fn check(
+        &self,
+        step: &Located<StepWire>,
+        checker: &mut Checker<'_>,
+    ) -> Result<FreeStep, Problem> {
         match self.0.texts() {
-            Err(pinning) => Ok(Free::Pinning {
+            Err(pinning) => Ok(FreeStep::Pinning {
                 storm: checker.live_storm(&pinning.pinning)?,
                 request: checker.amount(&pinning.request)?,
             }),
             Ok(names) if names.is_empty() => Err(Problem::new(step.at, "`free` has an empty list")
                 .help("as in `- free: a` or `- free: [a, b]`")),
-            Ok(names) => Ok(Free::Targets(
+            Ok(names) => Ok(FreeStep::Targets(
                 names
                     .iter()
                     .map(|name| checker.free(name))

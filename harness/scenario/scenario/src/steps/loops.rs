@@ -24,14 +24,14 @@ const UNTIL_OOM_TIMES: u64 = 10_000;
 
 #[derive(Clone, Debug, PartialEq)]
 pub struct Loop {
-    pub rounds: Rounds,
+    pub rounds: LoopRounds,
     pub until_oom: bool,
     pub leak_check: Option<LeakCheck>,
     pub steps: Vec<Step>,
 }
 
 #[derive(Clone, Debug, PartialEq)]
-pub enum Rounds {
+pub enum LoopRounds {
     /// A number of equal iterations.
     Times(u64),
     /// One iteration for each value of a variable.
@@ -61,7 +61,7 @@ impl Values {
     }
 }
 
-impl Rounds {
+impl LoopRounds {
     pub const fn count(&self) -> u64 {
         match self {
             Self::Times(times) => *times,
@@ -239,7 +239,7 @@ impl StepFields<Loop> for ForWire {
                 checker.repeated(at, count, until_oom, |checker| check_steps(steps, checker))?;
             let leak_check = leaks::check(keys.leak_check.as_deref(), count, checker)?;
             Ok(Loop {
-                rounds: Rounds::Over {
+                rounds: LoopRounds::Over {
                     variable,
                     unit,
                     values,
@@ -301,7 +301,7 @@ impl StepFields<Loop> for RepeatWire {
             checker.repeated(at, times, until_oom, |checker| check_steps(inside, checker))?;
         let leak_check = leaks::check(keys.leak_check.as_deref(), times, checker)?;
         Ok(Loop {
-            rounds: Rounds::Times(times),
+            rounds: LoopRounds::Times(times),
             until_oom,
             leak_check,
             steps,

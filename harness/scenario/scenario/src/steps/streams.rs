@@ -18,28 +18,28 @@ use harness_language::{error::Problem, located::Located};
 #[derive(Clone, Debug, PartialEq, Deserialize, JsonSchema, Display)]
 #[serde(deny_unknown_fields, rename = "record")]
 #[display("{event}, on {stream}")]
-pub struct Record<E = EventName, S = StreamName> {
+pub struct RecordEvent<E = EventName, S = StreamName> {
     /// The event.
     pub event: E,
     /// The stream. Default: `default`.
     pub stream: S,
 }
 
-pub(crate) type RecordWire = Record<NameText, Option<NameText>>;
+pub(crate) type RecordWire = RecordEvent<NameText, Option<NameText>>;
 
 /// Makes all later work of a stream wait for the last record of an event. The next step starts
 /// immediately.
 #[derive(Clone, Debug, PartialEq, Deserialize, JsonSchema, Display)]
 #[serde(deny_unknown_fields, rename = "wait")]
 #[display("for {event}, on {stream}")]
-pub struct Wait<E = EventName, S = StreamName> {
+pub struct WaitEvent<E = EventName, S = StreamName> {
     /// A recorded event.
     pub event: E,
     /// The stream. Default: `default`.
     pub stream: S,
 }
 
-pub(crate) type WaitWire = Wait<NameText, Option<NameText>>;
+pub(crate) type WaitWire = WaitEvent<NameText, Option<NameText>>;
 
 /// Waits for all work of the `device`, for all work of one stream, or for the last record of an
 /// event.
@@ -59,24 +59,32 @@ pub enum Synchronize<E = EventName, S = StreamName> {
 
 pub(crate) type SynchronizeWire = Synchronize<NameText, NameText>;
 
-impl StepFields<Record> for RecordWire {
+impl StepFields<RecordEvent> for RecordWire {
     const EXAMPLE: &'static str = "- record: { event: copied, stream: copy }";
 
-    fn check(&self, _: &Located<StepWire>, checker: &mut Checker<'_>) -> Result<Record, Problem> {
-        Ok(Record {
+    fn check(
+        &self,
+        _: &Located<StepWire>,
+        checker: &mut Checker<'_>,
+    ) -> Result<RecordEvent, Problem> {
+        Ok(RecordEvent {
             stream: checker.stream(self.stream.as_ref())?,
             event: checker.record_event(&self.event)?,
         })
     }
 }
 
-impl StepFields<Wait> for WaitWire {
+impl StepFields<WaitEvent> for WaitWire {
     const EXAMPLE: &'static str = "\
 - record: { event: copied, stream: copy }
 - wait: { event: copied, stream: side }";
 
-    fn check(&self, _: &Located<StepWire>, checker: &mut Checker<'_>) -> Result<Wait, Problem> {
-        Ok(Wait {
+    fn check(
+        &self,
+        _: &Located<StepWire>,
+        checker: &mut Checker<'_>,
+    ) -> Result<WaitEvent, Problem> {
+        Ok(WaitEvent {
             stream: checker.stream(self.stream.as_ref())?,
             event: checker.event(&self.event)?,
         })

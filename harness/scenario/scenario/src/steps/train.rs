@@ -13,7 +13,7 @@ use super::{StepWire, fields::StepFields};
 use crate::checker::Checker;
 use crate::ending::{Ending, EndingWire};
 use crate::metric::{ReportKey, StepName, StreamName};
-use crate::model::{self, Model, Program, Shape, Uniform};
+use crate::model::{self, Model, ModelProgram, Shape, Uniform};
 use crate::plan::{Plan, Precision};
 use crate::policy::{self, Chain, ChainWire, Recoverable, SCALE_LIMIT};
 use harness_language::error::Problem;
@@ -69,7 +69,7 @@ impl Trained {
         }
     }
 
-    pub fn program(&self, samples: u64, length: u64, precision: Precision) -> Program {
+    pub fn program(&self, samples: u64, length: u64, precision: Precision) -> ModelProgram {
         match self {
             Self::Uniform(uniform) => uniform.program(samples, precision),
             Self::Model(model) => model.program(samples, length, precision),

@@ -8,8 +8,8 @@ use harness_allocator::device::{DeviceCalls, DeviceMemory};
 use harness_allocator::stats::{MemoryStats, PoolKind};
 use harness_allocator::units::{Bytes, Nanos};
 use harness_record::Invariant;
-use harness_scenario::steps::free::{Free, FreeTarget};
-use harness_scenario::steps::loops::Rounds;
+use harness_scenario::steps::free::{FreeStep, FreeTarget};
+use harness_scenario::steps::loops::LoopRounds;
 use harness_scenario::steps::storm::{Distribution, StormSizes};
 use harness_scenario::{
     Account, Action, Amount, Chain, DeviceKind, DeviceMetric, Ending, Expected, Metric, Number,
@@ -146,7 +146,7 @@ fn fields_are_parsed_and_names_resolved() {
     };
     assert_eq!(
         free.action,
-        Action::Free(Free::Targets(vec![expected])),
+        Action::Free(FreeStep::Targets(vec![expected])),
         "a policy may have freed it"
     );
     let Action::Storm(churn) = &storm.action else {
@@ -172,12 +172,17 @@ fn fields_are_parsed_and_names_resolved() {
         Ok::<_, ()>(Number::from_integer(1 << 20))
     };
     assert_eq!(probe.size.evaluate(looked_up), Ok(Bytes::mib(2)));
-    assert!(matches!(&both.action, Action::Free(Free::Targets(targets))
-        if targets[0] == FreeTarget::Storm(churn.id.clone())));
+    assert!(
+        matches!(&both.action, Action::Free(FreeStep::Targets(targets))
+        if targets[0] == FreeTarget::Storm(churn.id.clone()))
+    );
     let Action::Repeat(repeat) = &repeat.action else {
         panic!("repeat")
     };
-    assert_eq!((&repeat.rounds, repeat.steps.len()), (&Rounds::Times(3), 3));
+    assert_eq!(
+        (&repeat.rounds, repeat.steps.len()),
+        (&LoopRounds::Times(3), 3)
+    );
     let Action::Busy(busy) = &repeat.steps[1].action else {
         panic!("busy")
     };
@@ -397,7 +402,7 @@ steps:
     assert_eq!(alloc.to_string(), "a, 2 GiB, expected to fail with caching");
     assert_eq!(
         *free,
-        Free::Targets(vec![FreeTarget::Buffer {
+        FreeStep::Targets(vec![FreeTarget::Buffer {
             buffer: alloc.buffer.clone(),
             may_be_gone: true
         }])

@@ -6,7 +6,8 @@ use std::collections::HashSet;
 use harness_trace::snapshot::{Frame, FrameId, Snapshot, StackId, Stacks};
 
 use super::{
-    COMMUNICATION, GRADIENTS, KV_CACHE, OPTIMIZER_STATE, PARAMETERS, Rule, TEMPORARIES, WORKSPACES,
+    COMMUNICATION, CategoryRule, GRADIENTS, KV_CACHE, OPTIMIZER_STATE, PARAMETERS, TEMPORARIES,
+    WORKSPACES,
 };
 use crate::sites;
 
@@ -127,11 +128,24 @@ fn in_package(file: &str) -> Cow<'_, str> {
     }
 }
 
+/// Threads of the autograd engine have no frames of Python.
+fn without_python(calls: impl Fn(&[&str]) -> bool, is_of_engine: bool) -> Origin<'static> {
+    match () {
+        () if calls(&["c10d::"]) => Origin::Known(COMMUNICATION),
+        () if calls(&["torch::autograd::AccumulateGrad::"]) => Origin::Known(GRADIENTS),
+        () if is_of_engine => Origin::Backward { recomputes: false },
+        () if calls(&["::_foreach_", "::_fused_"]) => Origin::Optimizer {
+            is_temporary: false,
+        },
+        () => Origin::Program,
+    }
+}
+
 /// `frames`: innermost first.
 pub(super) fn origin<'a>(
     frames: &[&Frame],
     program: &Program<'_>,
-    rules: &'a [Rule],
+    rules: &'a [CategoryRule],
 ) -> Origin<'a> {
     if let Some(rule) = rules
         .iter()
@@ -160,18 +174,10 @@ pub(super) fn origin<'a>(
         .filter(|frame| is_python(frame))
         .collect();
     let Some(outermost) = python.last() else {
-        return match () {
-            () if calls(&["c10d::"]) => Origin::Known(COMMUNICATION),
-            () if calls(&["torch::autograd::AccumulateGrad::"]) => Origin::Known(GRADIENTS),
-            // Threads of the autograd engine have no Python frames.
-            () if is_of_engine || !frames.iter().any(|frame| is_cpp(frame)) => {
-                Origin::Backward { recomputes: false }
-            }
-            () if calls(&["::_foreach_", "::_fused_"]) => Origin::Optimizer {
-                is_temporary: false,
-            },
-            () => Origin::Program,
-        };
+        return without_python(
+            calls,
+            is_of_engine || !frames.iter().any(|frame| is_cpp(frame)),
+        );
     };
     // The engine also calls hooks of the program, in threads of its own.
     let is_root = |frame: &&Frame| {

@@ -16,7 +16,7 @@ fn trained() -> Snapshot {
     snapshot("snapshots/trained")
 }
 
-fn categories(snapshot: &Snapshot, at: At, rules: &[Rule]) -> Vec<(String, u64, u64)> {
+fn categories(snapshot: &Snapshot, at: At, rules: &[CategoryRule]) -> Vec<(String, u64, u64)> {
     let explanation =
         explain_by(snapshot, 0, Options { memory: None, at }, rules).expect("the moment exists");
     let allocated = explanation
@@ -154,7 +154,7 @@ fn a_stream_has_one_workspace_and_other_tensors_of_its_size_are_none() {
 
 #[test]
 fn a_rule_of_the_user_takes_the_blocks_whose_stacks_it_matches() {
-    let rule = |file: Option<&str>, function: Option<&str>, regex: Option<&str>| Rule {
+    let rule = |file: Option<&str>, function: Option<&str>, regex: Option<&str>| CategoryRule {
         category: "ours".to_owned(),
         file: file.map(str::to_owned),
         function: function.map(str::to_owned),

@@ -1,6 +1,6 @@
 //! Sums memory at a moment, and computes the memory that a failed request lacked.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use harness_allocator::stats::{BlockState, PoolKind};
 use harness_allocator::{allocator::caching::Config, device::DeviceMemory, units::Bytes};
@@ -11,11 +11,11 @@ use super::ExplainError;
 use crate::byte_cause::{ByteCause, CauseBytes, SiteBytes};
 use crate::pins::{self, Pinner};
 use crate::sites::{SiteId, Sites};
-use crate::view::{DeviceSize, Refused, TotalKnown, Totals, View, pool_mismatch};
+use crate::view::{DeviceSize, RefusedRequest, TotalKnown, Totals, View, pool_mismatch};
 use crate::{attempts, idle::IdleStream};
 
 impl View<'_> {
-    pub(super) fn request(&self) -> Option<Refused> {
+    pub(super) fn request(&self) -> Option<RefusedRequest> {
         let (index, event) = self.oom()?;
         let by_rule = |rule: fn(&Config, u64) -> Option<u64>, size: Bytes| {
             if self.is_foreign {
@@ -37,7 +37,7 @@ impl View<'_> {
             .iter()
             .any(|segment| !segment.private_pool.is_default());
         let id = self.sites.of_event(index);
-        Some(Refused {
+        Some(RefusedRequest {
             requested: event.size,
             rounded,
             asked: by_rule(Config::segment_size, rounded),
@@ -95,7 +95,11 @@ impl View<'_> {
             .unwrap_or_default()
     }
 
-    pub(super) fn account(&self, request: Option<&Refused>, idle: &[IdleStream]) -> (Totals, Held) {
+    pub(super) fn account(
+        &self,
+        request: Option<&RefusedRequest>,
+        idle: &[IdleStream],
+    ) -> (Totals, Held) {
         let mut totals = Totals {
             device_free: self.oom().map(|(_, event)| Bytes(event.address)),
             ..Totals::default()
@@ -128,9 +132,8 @@ impl View<'_> {
                     BlockState::Inactive => {}
                 }
             }
-            let request_of_pytorch = request.filter(|_| !self.is_foreign);
-            let closed_to_request =
-                request_of_pytorch.and_then(|request| pool_mismatch(segment, request));
+            let of_pytorch = request.filter(|_| !self.is_foreign);
+            let closed_to_request = of_pytorch.and_then(|request| pool_mismatch(segment, request));
             let without_request = || match segment.private_pool {
                 PoolId::DEFAULT => idle
                     .iter()
@@ -146,19 +149,13 @@ impl View<'_> {
             let pinner = Pinner::new(self, segment);
             for piece in pins::pieces(segment, self.config) {
                 if piece.whole > Bytes::ZERO {
-                    held.add(
-                        elsewhere.unwrap_or(ByteCause::WholeSegments),
-                        None,
-                        piece.whole,
-                    );
+                    let cause = elsewhere.unwrap_or(ByteCause::WholeSegments);
+                    held.add(cause, None, piece.whole);
                 }
                 if piece.pinned > Bytes::ZERO {
                     let site = pinner.of(&piece).map(|block| self.site_of(block));
-                    held.add(
-                        elsewhere.unwrap_or(ByteCause::InactiveSplit),
-                        site,
-                        piece.pinned,
-                    );
+                    let cause = elsewhere.unwrap_or(ByteCause::InactiveSplit);
+                    held.add(cause, site, piece.pinned);
                 }
             }
         }
@@ -239,21 +236,16 @@ impl View<'_> {
 
     pub(super) fn failed_request(
         &self,
-        request: &Refused,
+        request: &RefusedRequest,
         totals: Totals,
         size: &DeviceSize,
     ) -> FailedRequest {
         let free = totals.device_free.unwrap_or_default();
         let is_own = |segment: &&Segment| segment.private_pool == request.private_pool;
-        let mut streams: Vec<u64> = self
-            .state
-            .segments
-            .iter()
-            .map(|segment| segment.stream)
-            .chain([0, request.stream])
-            .collect();
-        streams.sort_unstable();
-        streams.dedup();
+        let segments = &self.state.segments;
+        let of_segments = segments.iter().map(|segment| segment.stream);
+        let streams = of_segments.chain([0, request.stream]);
+        let streams = Vec::from_iter(BTreeSet::from_iter(streams));
         let stream_name = |handle: u64| {
             if handle == 0 {
                 "default".to_owned()
@@ -261,9 +253,7 @@ impl View<'_> {
                 format!("{handle:#x}")
             }
         };
-        let closed = self
-            .state
-            .segments
+        let closed = segments
             .iter()
             .filter(|segment| !is_own(segment))
             .flat_map(|segment| &segment.blocks);
@@ -271,9 +261,7 @@ impl View<'_> {
             .filter(|block| block.state == BlockState::Inactive)
             .map(|block| block.size);
         let missing = attempts::missing(self, request);
-        let inactive_split = self
-            .state
-            .segments
+        let inactive_split = segments
             .iter()
             .flat_map(|segment| pins::pieces(segment, self.config))
             .map(|piece| piece.pinned)
@@ -305,7 +293,7 @@ impl View<'_> {
                 device,
             },
             inactive_split,
-            lanes: Some(lanes(self.state.segments.iter().filter(is_own), &streams)),
+            lanes: Some(lanes(segments.iter().filter(is_own), &streams)),
             other_private_pools: free_in_others.collect(),
             is_pool_inferred: request.is_pool_inferred,
             streams: (0_u32..)

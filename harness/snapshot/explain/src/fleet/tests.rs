@@ -32,7 +32,7 @@ fn a_row_has_the_cause_the_line_and_the_changes_that_a_replay_confirms() {
     );
     assert_eq!(
         (analysis.outcome, analysis.cause.as_deref()),
-        (Outcome::OutOfMemory, Some("inactive_split"))
+        (FleetOutcome::OutOfMemory, Some("inactive_split"))
     );
     assert_eq!(
         analysis.top_site.as_deref(),
@@ -74,7 +74,7 @@ fn a_snapshot_without_data_is_one_unreadable_row() {
     assert_eq!(
         (analysis.outcome, analysis.problem.as_deref()),
         (
-            Outcome::Unreadable,
+            FleetOutcome::Unreadable,
             Some("the snapshot has neither segments nor events")
         )
     );

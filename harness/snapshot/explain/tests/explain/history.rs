@@ -124,7 +124,7 @@ impl Recorder {
             extra: ExtraId::default(),
         };
         let segments = self.allocator.snapshot().iter().map(segment).collect();
-        let settings = harness_trace::snapshot::Settings {
+        let settings = harness_trace::snapshot::RecordedSettings {
             conf: conf.to_owned(),
             ..Default::default()
         };

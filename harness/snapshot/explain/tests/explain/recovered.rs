@@ -9,8 +9,8 @@ use harness_allocator::device::sim::AddressOrder;
 use harness_allocator::units::Bytes;
 use harness_explain::fidelity::{self, Fidelity};
 use harness_trace::execute::Outcome;
-use harness_trace::program::{DriverCall, Note, Placement, RecordedProgram, Setup};
-use harness_trace::snapshot::{Action, Event, ExtraId, Settings, Snapshot, StackId};
+use harness_trace::program::{DriverCall, Note, Placement, RecordedProgram, ReplaySetup};
+use harness_trace::snapshot::{Action, Event, ExtraId, RecordedSettings, Snapshot, StackId};
 use harness_trace::trace::{self, TraceEvent};
 use proptest::{prelude::*, test_runner::RngSeed};
 
@@ -58,7 +58,7 @@ fn recorded(program: &str, conf: &str) -> Snapshot {
         .allocations
         .iter_mut()
         .for_each(|allocation| allocation.refused = true);
-    let setup = Setup {
+    let setup = ReplaySetup {
         allocator: AllocatorSpec::caching(config),
         memory: MEMORY,
         placement: Placement::InOrder(AddressOrder::Up),
@@ -134,7 +134,7 @@ fn recorded(program: &str, conf: &str) -> Snapshot {
         ControlFlow::Continue(())
     });
     watched.expect("it can run");
-    let settings = Some(Settings {
+    let settings = Some(RecordedSettings {
         conf: conf.to_owned(),
         all: Vec::new(),
     });

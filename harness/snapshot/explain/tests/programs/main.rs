@@ -13,8 +13,8 @@ use harness_allocator::device::sim::AddressOrder;
 use harness_allocator::units::Bytes;
 use harness_explain::fidelity::{self, Fidelity};
 use harness_explain::grid::{Configuration, Grid, UNLIMITED};
-use harness_trace::program::{Ended, Placement, RecordedProgram, Replayed, Setup};
-use harness_trace::snapshot::{ExtraId, Settings, Snapshot, StackId};
+use harness_trace::program::{Placement, RecordedEnd, RecordedProgram, ReplaySetup, Replayed};
+use harness_trace::snapshot::{ExtraId, RecordedSettings, Snapshot, StackId};
 use serde::Deserialize;
 
 use crate::shared::Test;
@@ -185,7 +185,7 @@ fn replays_of_successful_programs_match_pytorch() {
         let prepared = program.prepare().expect("it can be replayed");
         for (name, truth) in &truths.confs {
             let config = Config::parse(&truth.conf).expect("a setting");
-            let setup = Setup {
+            let setup = ReplaySetup {
                 allocator: AllocatorSpec::caching(config),
                 memory: Bytes(truths.capacity),
                 placement: Placement::InOrder(AddressOrder::Up),
@@ -236,7 +236,7 @@ fn an_oom_repeats_at_the_same_request() {
         );
         let prepared = program.prepare().expect("it can be replayed");
         let allocator = AllocatorSpec::caching(Config::parse(&truth.conf).expect("a setting"));
-        let setup = Setup {
+        let setup = ReplaySetup {
             allocator,
             memory: Bytes(truths.capacity),
             placement: Placement::InOrder(AddressOrder::Up),
@@ -249,7 +249,7 @@ fn an_oom_repeats_at_the_same_request() {
             truth.num_alloc_retries,
         );
         assert_eq!(outcome(&replayed), expected, "{}", path.display());
-        let Ended::Oom {
+        let RecordedEnd::Oom {
             operation, event, ..
         } = program.ended
         else {
@@ -291,7 +291,7 @@ fn compact(snapshot: &Snapshot) -> Snapshot {
         traces: snapshot.traces.clone(),
         ..Snapshot::default()
     };
-    compact.settings = snapshot.settings.as_ref().map(|settings| Settings {
+    compact.settings = snapshot.settings.as_ref().map(|settings| RecordedSettings {
         conf: settings.conf.clone(),
         all: Vec::new(),
     });

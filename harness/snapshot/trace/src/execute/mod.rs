@@ -3,8 +3,8 @@
 //!
 //! A trace is prepared first: ids become slots of a table, and the trace's streams become device
 //! streams. No lookup remains in the timed loop. A [`Target`] is an allocator on a device. An
-//! [`Observer`] is called before and after each operation. Both are type parameters, so a pass with
-//! [`Unobserved`] compiles to the bare loop.
+//! [`OperationObserver`] is called before and after each operation. Both are type parameters, so a
+//! pass with [`Unobserved`] compiles to the bare loop.
 
 mod streams;
 mod target;
@@ -67,7 +67,7 @@ pub enum PrepareError {
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum Stopped<E> {
+pub enum PassStopped<E> {
     /// The device failed, other than with out of memory. Operations count from 1; one more than the
     /// trace has is a final free.
     #[error("operation {operation}: {source}")]
@@ -79,11 +79,11 @@ pub enum Stopped<E> {
     Observer(E),
 }
 
-impl From<Stopped<Infallible>> for DeviceError {
-    fn from(stopped: Stopped<Infallible>) -> Self {
+impl From<PassStopped<Infallible>> for DeviceError {
+    fn from(stopped: PassStopped<Infallible>) -> Self {
         match stopped {
-            Stopped::Device { source, .. } => source,
-            Stopped::Observer(never) => match never {},
+            PassStopped::Device { source, .. } => source,
+            PassStopped::Observer(never) => match never {},
         }
     }
 }
@@ -106,13 +106,13 @@ pub enum Kind {
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Counts {
+pub struct OperationCounts {
     pub allocations: u64,
     pub refused: u64,
     pub frees: u64,
 }
 
-impl Counts {
+impl OperationCounts {
     pub const fn operations(&self) -> u64 {
         self.allocations + self.frees
     }
@@ -120,7 +120,7 @@ impl Counts {
 
 /// Receives the operations of a run. [`Executor::pass`] does not show the frees that follow the
 /// trace.
-pub trait Observer<T: Target> {
+pub trait OperationObserver<T: Target> {
     type Error;
 
     #[inline(always)]
@@ -147,7 +147,9 @@ pub trait Observer<T: Target> {
 }
 
 /// A function that receives each finished operation.
-impl<T: Target, E, F: FnMut(usize, Kind, Outcome, &mut T) -> Result<(), E>> Observer<T> for F {
+impl<T: Target, E, F: FnMut(usize, Kind, Outcome, &mut T) -> Result<(), E>> OperationObserver<T>
+    for F
+{
     type Error = E;
 
     #[inline(always)]
@@ -165,7 +167,7 @@ impl<T: Target, E, F: FnMut(usize, Kind, Outcome, &mut T) -> Result<(), E>> Obse
 #[derive(Clone, Copy, Debug)]
 pub struct Unobserved;
 
-impl<T: Target> Observer<T> for Unobserved {
+impl<T: Target> OperationObserver<T> for Unobserved {
     type Error = Infallible;
 
     #[inline(always)]
@@ -277,16 +279,16 @@ impl<L> Executor<L> {
     /// Runs the trace once and frees all live allocations, so the next pass starts from the same
     /// state.
     #[inline]
-    pub fn pass<T: Target<Live = L>, O: Observer<T>>(
+    pub fn pass<T: Target<Live = L>, O: OperationObserver<T>>(
         &mut self,
         target: &mut T,
         observer: &mut O,
-    ) -> Result<Counts, Stopped<O::Error>> {
+    ) -> Result<OperationCounts, PassStopped<O::Error>> {
         let mut counts = self.run(target, observer)?;
         for &slot in &*self.left {
             if let Some(live) = self.live[slot as usize].take() {
                 counts.frees += 1;
-                target.free(live).map_err(|source| Stopped::Device {
+                target.free(live).map_err(|source| PassStopped::Device {
                     operation: self.operations.len() + 1,
                     source,
                 })?;
@@ -297,14 +299,14 @@ impl<L> Executor<L> {
 
     /// Runs the trace once. Keeps allocations that the trace does not free.
     #[inline(always)]
-    pub fn run<T: Target<Live = L>, O: Observer<T>>(
+    pub fn run<T: Target<Live = L>, O: OperationObserver<T>>(
         &mut self,
         target: &mut T,
         observer: &mut O,
-    ) -> Result<Counts, Stopped<O::Error>> {
-        let mut counts = Counts::default();
+    ) -> Result<OperationCounts, PassStopped<O::Error>> {
+        let mut counts = OperationCounts::default();
         for (index, operation) in self.operations.iter().enumerate() {
-            let device_failed = |source| Stopped::Device {
+            let device_failed = |source| PassStopped::Device {
                 operation: index + 1,
                 source,
             };
@@ -347,7 +349,7 @@ impl<L> Executor<L> {
             };
             observer
                 .after(index, kind, outcome, target)
-                .map_err(Stopped::Observer)?;
+                .map_err(PassStopped::Observer)?;
         }
         Ok(counts)
     }
@@ -375,15 +377,15 @@ fn refused(
 }
 
 #[inline(never)]
-fn rare<T: Target, O: Observer<T>>(
+fn rare<T: Target, O: OperationObserver<T>>(
     index: usize,
     operation: &Rare,
     live: &[Option<T::Live>],
     external_memory: &mut Bytes,
     target: &mut T,
     observer: &mut O,
-) -> Result<Outcome, Stopped<O::Error>> {
-    let device_failed = |source| Stopped::Device {
+) -> Result<Outcome, PassStopped<O::Error>> {
+    let device_failed = |source| PassStopped::Device {
         operation: index + 1,
         source,
     };
@@ -408,7 +410,7 @@ fn rare<T: Target, O: Observer<T>>(
                 Err(error) => observer
                     .pool_misused(index, error)
                     .map(|()| Outcome::Ignored)
-                    .map_err(Stopped::Observer),
+                    .map_err(PassStopped::Observer),
             }
         }
     }

@@ -15,7 +15,7 @@ struct Seen {
     misused: Vec<usize>,
 }
 
-impl<T: Target> Observer<T> for Seen {
+impl<T: Target> OperationObserver<T> for Seen {
     type Error = String;
 
     fn before(&mut self, _: Kind) {
@@ -46,7 +46,7 @@ fn events(text: &str) -> Vec<TraceEvent> {
 }
 
 /// Runs two passes on a plain allocator and returns the observations of the second one.
-fn second_pass(text: &str) -> (Counts, Seen, MemoryStats) {
+fn second_pass(text: &str) -> (OperationCounts, Seen, MemoryStats) {
     let mut device = SimDevice::new(SimConfig::replay(CAPACITY));
     let mut executor =
         Executor::new(&events(text), &mut device).expect("the trace can be prepared");
@@ -74,7 +74,7 @@ fn a_pass_counts_operations_and_frees_live_blocks() {
         second_pass("a 1 512 0\na 2 999999999 0\nr 2 1\nf 2\nr 1 1\nf 1\nf 1\nd\na 3 2048 1\n");
     assert_eq!(
         counts,
-        Counts {
+        OperationCounts {
             allocations: 3,
             refused: 1,
             frees: 2
@@ -123,7 +123,7 @@ fn freed_ids_share_slots() {
     let mut allocator = CachingAllocator::new(Config::default());
     let mut live_bytes = Vec::new();
     struct Watch<'a>(&'a mut Vec<u64>);
-    impl<T: Target> Observer<T> for Watch<'_> {
+    impl<T: Target> OperationObserver<T> for Watch<'_> {
         type Error = Infallible;
         fn after(
             &mut self,
@@ -191,7 +191,7 @@ fn misused_private_pools_are_reported_to_the_observer() {
     let (counts, seen, stats) = second_pass("g- 5\ng+ 1\na 1 512 0\ng- 1\ngr 9\nf 1\ngr 1\n");
     assert_eq!(
         counts,
-        Counts {
+        OperationCounts {
             allocations: 1,
             refused: 0,
             frees: 1
@@ -234,7 +234,7 @@ fn both_interfaces_give_the_same_results() {
 #[test]
 fn observers_stop_runs_and_failures_name_their_operation() {
     struct Stop;
-    impl<T: Target> Observer<T> for Stop {
+    impl<T: Target> OperationObserver<T> for Stop {
         type Error = &'static str;
         fn after(
             &mut self,
@@ -257,7 +257,7 @@ fn observers_stop_runs_and_failures_name_their_operation() {
         },
         &mut Stop,
     );
-    assert_eq!(stopped, Err(Stopped::Observer("enough")));
+    assert_eq!(stopped, Err(PassStopped::Observer("enough")));
     // A stream that does not exist.
     executor.operations = vec![
         Operation::Rare(Rare::Ignored),
@@ -272,7 +272,7 @@ fn observers_stop_runs_and_failures_name_their_operation() {
         &mut Unobserved,
     );
     assert!(
-        matches!(failed, Err(Stopped::Device { operation: 2, .. })),
+        matches!(failed, Err(PassStopped::Device { operation: 2, .. })),
         "{failed:?}"
     );
 }

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use harness_allocator::allocator::{PrivatePoolId, caching::Config};
 use harness_allocator::device::StreamId;
 
-use super::{Allocation, ProgramError, RecordedProgram};
+use super::{ProgramError, RecordedAllocation, RecordedProgram};
 use crate::snapshot::{PoolId, StackId};
 use crate::{execute::PrepareError, trace::TraceEvent};
 
@@ -39,7 +39,7 @@ impl RecordedProgram {
                     }
                     *id = number;
                     let (requested, stream, stack) = (*size, *stream, StackId::EMPTY);
-                    allocations.push(Allocation {
+                    allocations.push(RecordedAllocation {
                         address: None,
                         refused: false,
                         requested,

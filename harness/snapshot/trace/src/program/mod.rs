@@ -25,10 +25,10 @@ use harness_allocator::device::{DeviceError, MemoryRange, StreamId};
 use harness_allocator::{stats::BlockState, units::Bytes};
 use harness_base::words::count;
 
-pub use self::replay::{Placement, Prepared, Refused, Replayed, Setup};
+pub use self::replay::{Placement, PreparedReplay, RefusedReplay, ReplaySetup, Replayed};
 pub use self::scaled::Scaled;
 pub use self::start::{EarlierSegments, LARGEST_REMAINDER, UnmappedPools};
-pub use self::watch::{DriverCall, Step};
+pub use self::watch::{DriverCall, ReplayStep};
 use crate::snapshot::{Block, PoolId, Segment, StackId};
 use crate::{execute::PrepareError, trace::TraceEvent};
 
@@ -44,7 +44,7 @@ pub struct RecordedProgram {
     pub operations: Vec<TraceEvent>,
     /// For each operation, the index of the snapshot event that it comes from.
     pub origin: Vec<u32>,
-    pub allocations: Vec<Allocation>,
+    pub allocations: Vec<RecordedAllocation>,
     /// Driver allocations of the recording in order: segments, and mapped ranges of expandable
     /// segments.
     pub driver: Vec<DriverRange>,
@@ -63,7 +63,7 @@ pub struct RecordedProgram {
     pub memory: Option<Bytes>,
     /// If `memory` is unknown: an upper bound from the reserved addresses, if they give one.
     pub memory_at_most: Option<Bytes>,
-    pub ended: Ended,
+    pub ended: RecordedEnd,
     pub notes: Vec<Note>,
 }
 
@@ -102,7 +102,7 @@ impl RecordedProgram {
 const UNKNOWN_MEMORY: Bytes = Bytes::gib(1024);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Allocation {
+pub struct RecordedAllocation {
     /// The recorded address. `None` if the request failed or the address is unknown.
     pub address: Option<u64>,
     pub refused: bool,
@@ -119,7 +119,7 @@ pub struct DriverRange {
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Ended {
+pub enum RecordedEnd {
     /// Every request succeeded, or the program continued after the last OOM.
     #[default]
     Well,

@@ -2,23 +2,23 @@
 
 use std::ops::ControlFlow;
 
-use super::{Prepared, ProgramError, Setup};
+use super::{PreparedReplay, ProgramError, ReplaySetup};
 use crate::execute::{ByHandle, Outcome};
-use crate::snapshot::{Frame, Recorder, Settings, Snapshot};
+use crate::snapshot::{Frame, RecordedSettings, Recorder, Snapshot};
 
-impl Prepared<'_> {
+impl PreparedReplay<'_> {
     /// Replays the program from an empty allocator and returns the snapshot that PyTorch would
     /// write. Stops at the first request that fails but succeeded in the recording. `place` returns
     /// the call site of an operation.
     pub fn record(
         &self,
-        setup: &Setup,
+        setup: &ReplaySetup,
         place: impl Fn(usize) -> Option<Frame>,
     ) -> Result<Snapshot, ProgramError> {
         let settings = setup
             .allocator
             .effective()
-            .map(|config| Settings::of(&config));
+            .map(|config| RecordedSettings::of(&config));
         let recorder = Recorder::new(settings);
         let mut device = self.device(setup)?;
         let mut allocator = recorder.around(setup.allocator.build());

@@ -18,7 +18,7 @@ use harness_allocator::{stats::BlockState, units::Bytes};
 
 use super::shadow::{Recorded, ShadowAllocator};
 use super::{
-    Allocation, DriverRange, Ended, Note, ProgramError, RecordedProgram, captures,
+    DriverRange, Note, ProgramError, RecordedAllocation, RecordedEnd, RecordedProgram, captures,
     pending::PendingFrees, reservations, start::Start, watch::DriverCall,
 };
 use crate::snapshot::{Action, Event, PoolId, Segment, Snapshot};
@@ -42,10 +42,8 @@ impl RecordedProgram {
             return Err(ProgramError::NoSuchDevice { device, known });
         }
         let config = snapshot.config().map_err(|source| {
-            let conf = snapshot
-                .settings
-                .as_ref()
-                .map_or(String::new(), |settings| settings.conf.clone());
+            let settings = snapshot.settings.as_ref();
+            let conf = settings.map_or(String::new(), |settings| settings.conf.clone());
             ProgramError::Settings { conf, source }
         })?;
         let follow_by = |memory, captures: &[(usize, PoolId)]| {
@@ -420,7 +418,7 @@ impl<'a> Recovery<'a> {
             self.add(TraceEvent::EmptyCache, frees[0]);
         }
         self.enter_pool(pool, index);
-        self.program.allocations.push(Allocation {
+        self.program.allocations.push(RecordedAllocation {
             address: served.then_some(event.address),
             refused: !served,
             requested: event.size,
@@ -444,7 +442,7 @@ impl<'a> Recovery<'a> {
         } else {
             let (operation, device_free) =
                 (self.program.operations.len() - 1, Bytes(event.address));
-            self.program.ended = Ended::Oom {
+            self.program.ended = RecordedEnd::Oom {
                 operation,
                 event: index as u32,
                 requested: event.size,
@@ -777,7 +775,7 @@ impl RecordedProgram {
                 ids.insert(block.address, self.allocations.len() as u64);
                 let (address, requested, stack) =
                     (Some(block.address), block.requested, block.stack);
-                self.allocations.push(Allocation {
+                self.allocations.push(RecordedAllocation {
                     address,
                     refused: false,
                     requested,

@@ -1,5 +1,5 @@
-//! Replays a program with any settings, allocator and memory. [`Prepared`] is a program that can
-//! run many times.
+//! Replays a program with any settings, allocator and memory. [`PreparedReplay`] is a program that
+//! can run many times.
 
 use std::{collections::HashMap, ops::ControlFlow};
 
@@ -13,9 +13,9 @@ use harness_allocator::device::{
 use harness_allocator::stats::{BlockInfo, BlockState, MemoryStats, SegmentInfo};
 use harness_allocator::units::{Bytes, Nanos};
 
-use super::watch::{Logged, Step, Watched};
-use super::{Ended, ProgramError, RecordedProgram};
-use crate::execute::{ByHandle, Executor, Kind, Outcome, Stopped, Target};
+use super::watch::{Logged, ReplayStep, Watched};
+use super::{ProgramError, RecordedEnd, RecordedProgram};
+use crate::execute::{ByHandle, Executor, Kind, Outcome, PassStopped, Target};
 use crate::snapshot::{Segment, StackId};
 use crate::trace::TraceEvent;
 
@@ -25,14 +25,14 @@ const LOWEST_ON_LINUX: u64 = 0x7000_0000_0000;
 /// A program that can run many times, also on several threads. Each run takes memory for the live
 /// blocks, not for the operations.
 #[derive(Debug)]
-pub struct Prepared<'a> {
+pub struct PreparedReplay<'a> {
     program: &'a RecordedProgram,
     executor: Executor<Allocation>,
     start: Vec<SegmentInfo>,
 }
 
 #[derive(Clone, Debug, PartialEq)]
-pub struct Setup {
+pub struct ReplaySetup {
     pub allocator: AllocatorSpec,
     pub memory: Bytes,
     pub placement: Placement,
@@ -48,7 +48,7 @@ pub enum Placement {
 pub struct Replayed {
     /// The request that stopped the replay: it succeeded in the recording, or it is the recording's
     /// final OOM.
-    pub oom: Option<Refused>,
+    pub oom: Option<RefusedReplay>,
     /// Requests that failed both here and in the recording, which continued.
     pub survived_ooms: u64,
     /// Statistics at the end. Peaks and totals include the state at the start.
@@ -63,7 +63,7 @@ pub struct Replayed {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Refused {
+pub struct RefusedReplay {
     /// Counted from 0.
     pub operation: usize,
     pub event: u32,
@@ -71,9 +71,9 @@ pub struct Refused {
 }
 
 impl RecordedProgram {
-    pub fn recorded_setup(&self) -> Setup {
+    pub fn recorded_setup(&self) -> ReplaySetup {
         let allocator = AllocatorSpec::caching(self.config.clone());
-        Setup {
+        ReplaySetup {
             allocator,
             memory: self.device_memory(),
             placement: Placement::Recorded,
@@ -95,7 +95,7 @@ impl RecordedProgram {
     }
 
     /// Prepares the program. Fails if it has more streams than a replay supports.
-    pub fn prepare(&self) -> Result<Prepared<'_>, ProgramError> {
+    pub fn prepare(&self) -> Result<PreparedReplay<'_>, ProgramError> {
         let made_up = self.operations.iter().map(|operation| match *operation {
             TraceEvent::RecordStream { stream, .. } => stream.0 + 1,
             _ => 0,
@@ -113,7 +113,7 @@ impl RecordedProgram {
             &self.operations,
             &mut device,
         )?;
-        Ok(Prepared {
+        Ok(PreparedReplay {
             program: self,
             executor,
             start: self.start_for_allocator(),
@@ -180,7 +180,7 @@ impl RecordedProgram {
     }
 }
 
-impl Prepared<'_> {
+impl PreparedReplay<'_> {
     pub const fn program(&self) -> &RecordedProgram {
         self.program
     }
@@ -190,7 +190,7 @@ impl Prepared<'_> {
     ///
     /// PyTorch's allocator starts in the recorded state, with any settings. Other allocators first
     /// allocate the blocks that were live, in address order.
-    pub fn replay(&self, setup: &Setup) -> Result<Replayed, ProgramError> {
+    pub fn replay(&self, setup: &ReplaySetup) -> Result<Replayed, ProgramError> {
         let mut device = self.device(setup)?;
         let (mut allocator, live) = self.allocator(setup, &mut device)?;
         let mut target = ByHandle {
@@ -200,12 +200,12 @@ impl Prepared<'_> {
         self.run(&mut target, live, |_, _, _| ControlFlow::Continue(()))
     }
 
-    /// Replays like [`Prepared::replay`] and shows each operation to `watch`, which can stop the
-    /// replay.
+    /// Replays like [`PreparedReplay::replay`] and shows each operation to `watch`, which can stop
+    /// the replay.
     pub fn watch(
         &self,
-        setup: &Setup,
-        mut watch: impl FnMut(&Step<'_>) -> ControlFlow<()>,
+        setup: &ReplaySetup,
+        mut watch: impl FnMut(&ReplayStep<'_>) -> ControlFlow<()>,
     ) -> Result<Replayed, ProgramError> {
         let mut device = self.device(setup)?;
         let (allocator, live) = self.allocator(setup, &mut device)?;
@@ -224,7 +224,7 @@ impl Prepared<'_> {
                  allocator,
                  address,
              }| {
-                watch(&Step {
+                watch(&ReplayStep {
                     operation,
                     outcome,
                     address: address.take(),
@@ -235,7 +235,7 @@ impl Prepared<'_> {
         )
     }
 
-    pub(super) fn device(&self, setup: &Setup) -> Result<SimDevice, ProgramError> {
+    pub(super) fn device(&self, setup: &ReplaySetup) -> Result<SimDevice, ProgramError> {
         let held = self.program.reserved_at_start();
         if held > setup.memory {
             return Err(ProgramError::TooLittleMemory {
@@ -257,7 +257,7 @@ impl Prepared<'_> {
     /// The allocator with the blocks that are live at the start.
     fn allocator(
         &self,
-        setup: &Setup,
+        setup: &ReplaySetup,
         device: &mut SimDevice,
     ) -> Result<(Box<dyn Allocator>, Vec<Allocation>), ProgramError> {
         if let Some(config) = setup.allocator.effective() {
@@ -342,12 +342,12 @@ impl Prepared<'_> {
                 && let TraceEvent::Allocate { id, .. } = self.program.operations[index]
             {
                 let allocation = self.program.allocations[id as usize];
-                let ends = matches!(self.program.ended, Ended::Oom { operation, .. }
+                let ends = matches!(self.program.ended, RecordedEnd::Oom { operation, .. }
                     if operation == index);
                 if allocation.refused && !ends {
                     survived_ooms += 1;
                 } else {
-                    oom = Some(Refused {
+                    oom = Some(RefusedReplay {
                         operation: index,
                         event: self.program.origin[index],
                         requested: allocation.requested,
@@ -359,8 +359,8 @@ impl Prepared<'_> {
             if goes_on { Ok(()) } else { Err(Stop) }
         };
         match executor.run(target, &mut follow) {
-            Ok(_) | Err(Stopped::Observer(Stop)) => {}
-            Err(Stopped::Device { operation, source }) => {
+            Ok(_) | Err(PassStopped::Observer(Stop)) => {}
+            Err(PassStopped::Device { operation, source }) => {
                 return Err(ProgramError::Replay { operation, source });
             }
         }

@@ -173,11 +173,11 @@ fn interpolated(points: &[(u64, u64)], at: u64) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::program::Allocation;
+    use crate::program::RecordedAllocation;
     use harness_allocator::device::StreamId;
 
     fn program(sizes: &[u64]) -> RecordedProgram {
-        let allocation = |size: &u64| Allocation {
+        let allocation = |size: &u64| RecordedAllocation {
             address: None,
             refused: false,
             requested: Bytes(*size),

@@ -9,8 +9,8 @@ use harness_allocator::device::{DevicePtr, MemoryRange, StreamId};
 use harness_allocator::stats::{BlockState, SegmentInfo};
 use harness_allocator::{allocator::Allocator, units::Bytes};
 
-use super::watch::{DriverCall, Step};
-use super::{Placement, ProgramError, RecordedProgram, Setup};
+use super::watch::{DriverCall, ReplayStep};
+use super::{Placement, ProgramError, RecordedProgram, ReplaySetup};
 use crate::snapshot::{Action, Block, Event, ExtraId, Segment, Snapshot, StackId, is_pending};
 use crate::{execute::Outcome, trace::TraceEvent};
 
@@ -24,7 +24,7 @@ impl RecordedProgram {
         recorded: &Snapshot,
         placement: Placement,
     ) -> Result<Snapshot, ProgramError> {
-        let setup = Setup {
+        let setup = ReplaySetup {
             placement,
             ..self.recorded_setup()
         };
@@ -118,7 +118,7 @@ impl<'a> EventWriter<'a> {
 
     /// Adds the events of an operation in PyTorch's order: completed frees, driver calls, then the
     /// block.
-    fn step(&mut self, step: &Step<'_>) {
+    fn step(&mut self, step: &ReplayStep<'_>) {
         let freed = match self.program.operations[step.operation] {
             TraceEvent::Free { id } if step.outcome == Outcome::Done => self.live.remove(&id),
             _ => None,

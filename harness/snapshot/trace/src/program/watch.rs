@@ -1,4 +1,4 @@
-//! Observes each operation of a replay: [`Step`].
+//! Observes each operation of a replay: [`ReplayStep`].
 
 use std::collections::BTreeMap;
 
@@ -12,7 +12,7 @@ use harness_allocator::{stats::SegmentInfo, units::Bytes};
 use crate::execute::{Outcome, Target};
 use crate::snapshot::{Action, Event};
 
-pub struct Step<'a> {
+pub struct ReplayStep<'a> {
     pub operation: usize,
     pub outcome: Outcome,
     pub address: Option<DevicePtr>,

@@ -19,7 +19,7 @@ use harness_allocator::units::Bytes;
 use serde::Deserialize;
 
 use super::ReplayError;
-use crate::execute::{Executor, Kind, Observer, Outcome, Stopped, Streams, Target};
+use crate::execute::{Executor, Kind, OperationObserver, Outcome, PassStopped, Streams, Target};
 use crate::trace::TraceEvent;
 
 #[derive(Deserialize)]
@@ -171,8 +171,8 @@ pub(super) fn replay(
         },
     };
     match executor.run(&mut target, &mut Lines { each }) {
-        Ok(_) | Err(Stopped::Observer(())) => Ok(()),
-        Err(Stopped::Device { operation, source }) => {
+        Ok(_) | Err(PassStopped::Observer(())) => Ok(()),
+        Err(PassStopped::Device { operation, source }) => {
             Err(ReplayError::Device { operation, source })
         }
     }
@@ -182,7 +182,7 @@ struct Lines<F> {
     each: F,
 }
 
-impl<F: FnMut(usize, &str) -> ControlFlow<()>> Observer<Recorded<'_>> for Lines<F> {
+impl<F: FnMut(usize, &str) -> ControlFlow<()>> OperationObserver<Recorded<'_>> for Lines<F> {
     /// `each` stopped the replay.
     type Error = ();
 

@@ -28,6 +28,13 @@ impl Value {
         }
     }
 
+    /// The value of a key, if the value is a dictionary that has it.
+    pub fn get(&self, name: &str) -> Option<&Self> {
+        let Self::Dict(pairs) = self else { return None };
+        let pair = pairs.iter().find(|(key, _)| key.as_text() == Some(name));
+        pair.map(|(_, value)| value)
+    }
+
     /// The whole number, if the value is one and fits.
     pub fn as_u64(&self) -> Option<u64> {
         match self {

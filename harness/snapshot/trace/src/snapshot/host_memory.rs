@@ -1,10 +1,10 @@
-//! PyTorch's statistics of pinned host memory: [`HostMemory`]. PyTorch does not write them into
-//! snapshots, but `harness exec` and `harness.observe` do.
+//! PyTorch's statistics of pinned host memory: [`RecordedHostMemory`]. PyTorch does not write them
+//! into snapshots, but `harness exec` and `harness.observe` do.
 
 use harness_allocator::{allocator::caching::TorchVersion, units::Bytes};
 use serde::Serialize;
 
-use super::{Snapshot, Value};
+use super::Snapshot;
 
 const KEY: &str = "harness_host_memory";
 /// Below this, pinned memory is only that of PyTorch's own reads of single values.
@@ -12,7 +12,7 @@ const LEAST: Bytes = Bytes::mib(1);
 
 /// Page-locked memory of one process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-pub struct HostMemory {
+pub struct RecordedHostMemory {
     /// `None` if this version of PyTorch miscounts it.
     pub allocated: Option<Bytes>,
     pub reserved: Bytes,
@@ -22,7 +22,7 @@ pub struct HostMemory {
     pub peak_reserved: Bytes,
 }
 
-impl HostMemory {
+impl RecordedHostMemory {
     /// The figures among the statistics of `torch.cuda.host_memory_stats()` of this version, if
     /// they are known. Until 2.9 they have other names than today. In 2.11, freed blocks stay
     /// allocated in the statistics; 2.15 counts them. Between the two it is not known.
@@ -65,16 +65,10 @@ impl HostMemory {
 impl Snapshot {
     /// Returns the pinned host memory at the time of the snapshot. `None` for snapshots that
     /// PyTorch wrote.
-    pub fn host_memory(&self) -> Option<HostMemory> {
-        let Value::Dict(pairs) = self.extras.value(self.extra, KEY)? else {
-            return None;
-        };
-        let value = |name: &str| {
-            pairs
-                .iter()
-                .find_map(|(key, value)| (key.as_text() == Some(name)).then_some(value))
-        };
-        HostMemory::of(value("torch")?.as_text()?, |name| value(name)?.as_u64())
+    pub fn host_memory(&self) -> Option<RecordedHostMemory> {
+        let values = self.extras.value(self.extra, KEY)?;
+        let value = |name: &str| values.get(name);
+        RecordedHostMemory::of(value("torch")?.as_text()?, |name| value(name)?.as_u64())
     }
 }
 
@@ -87,7 +81,7 @@ mod tests {
         let newer = [("active_bytes", [1, 2]), ("allocated_bytes", [3, 4])];
         let older = [("allocated_bytes", [1, 2]), ("reserved_bytes", [3, 4])];
         let of = |version: &str, statistics: &[(&str, [u64; 2])]| {
-            HostMemory::of(version, |name| {
+            RecordedHostMemory::of(version, |name| {
                 let (quantity, kind) = name.split_once('.')?;
                 let &(_, [current, peak]) =
                     statistics.iter().find(|(name, _)| *name == quantity)?;
@@ -95,13 +89,13 @@ mod tests {
             })
         };
         let [reserved, peak_reserved] = [3, 4].map(Bytes);
-        let all = HostMemory {
+        let all = RecordedHostMemory {
             allocated: Some(Bytes(1)),
             reserved,
             peak_allocated: Some(Bytes(2)),
             peak_reserved,
         };
-        let miscounted = HostMemory {
+        let miscounted = RecordedHostMemory {
             allocated: None,
             peak_allocated: None,
             ..all

@@ -31,12 +31,12 @@ use harness_allocator::{device::DevicePtr, named_enum, units::Bytes};
 use serde::Serialize;
 
 pub use self::extras::{ExtraId, Extras, Value};
-pub use self::host_memory::HostMemory;
+pub use self::host_memory::RecordedHostMemory;
 pub use self::recorder::{Recorded, Recorder};
 pub use self::stacks::{Frame, FrameId, StackId, Stacks};
 pub use self::{
-    error::SnapshotError, ranges::Ranges, recording::Recording, rmm::HEADER as RMM_LOG_HEADER,
-    run::RunInfo, settings::Settings,
+    error::SnapshotError, ranges::AddressRanges, recording::Recording,
+    rmm::HEADER as RMM_LOG_HEADER, run::RunInfo, settings::RecordedSettings,
 };
 
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -45,7 +45,7 @@ pub struct Snapshot {
     /// The events of each device by its index, oldest first. Empty if nothing was recorded.
     pub traces: Vec<Vec<Event>>,
     /// `None` in files of old versions.
-    pub settings: Option<Settings>,
+    pub settings: Option<RecordedSettings>,
     /// The version of PyTorch, if the user names it. Files do not.
     pub given_torch: Option<TorchVersion>,
     /// Phases that the program marked, in file order.

@@ -1,11 +1,11 @@
-//! Sets of memory: [`Ranges`].
+//! Sets of memory: [`AddressRanges`].
 
 use std::collections::BTreeMap;
 
 #[derive(Debug, Default)]
-pub struct Ranges(pub BTreeMap<u64, u64>);
+pub struct AddressRanges(pub BTreeMap<u64, u64>);
 
-impl Ranges {
+impl AddressRanges {
     /// Adds a range and merges it with those that it overlaps or touches.
     pub fn insert(&mut self, mut start: u64, mut end: u64) {
         while let Some((&other, &other_end)) = self.0.range(..=end).next_back() {

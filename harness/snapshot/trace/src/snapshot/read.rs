@@ -10,8 +10,8 @@ use harness_base::{files, packed::unpack, words::count};
 
 use super::pickle::{self, Fields, Item, Object, Objects, TextId, Wrong};
 use super::{
-    ACTIVE, Action, Annotation, Block, Event, ExtraId, Frame, FrameId, PoolId, Segment, Settings,
-    Snapshot, StackId,
+    ACTIVE, Action, Annotation, Block, Event, ExtraId, Frame, FrameId, PoolId, RecordedSettings,
+    Segment, Snapshot, StackId,
     budget::{self, Budget},
     error::SnapshotError,
     rmm,
@@ -155,7 +155,7 @@ impl Builder {
                     .wrong(settings, "a dictionary")
                     .at("allocator_settings")
             })?;
-            self.snapshot.settings = Some(Settings::new(self.objects.values(settings)?));
+            self.snapshot.settings = Some(RecordedSettings::new(self.objects.values(settings)?));
         }
         self.snapshot.extra = self.keep(&fields)?;
         self.note();

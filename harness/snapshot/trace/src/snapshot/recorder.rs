@@ -16,8 +16,8 @@ use harness_allocator::device::{Device, DeviceError, StreamId};
 use harness_allocator::{stats::SegmentInfo, units::Bytes};
 
 use super::{
-    Action, Event, ExtraId, Frame, FrameId, PoolId, Segment, Settings, Snapshot, StackId, Value,
-    is_pending,
+    Action, Event, ExtraId, Frame, FrameId, PoolId, RecordedSettings, Segment, Snapshot, StackId,
+    Value, is_pending,
 };
 
 /// The history of an allocator. Clones share one history.
@@ -25,7 +25,7 @@ use super::{
 pub struct Recorder(Arc<Mutex<Log>>);
 
 impl Recorder {
-    pub fn new(settings: Option<Settings>) -> Self {
+    pub fn new(settings: Option<RecordedSettings>) -> Self {
         let recorder = Self::default();
         recorder.log().snapshot.settings = settings;
         recorder

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 
-use super::{ACTIVE, Action, Event, Ranges, Segment, Snapshot, StackId};
+use super::{ACTIVE, Action, AddressRanges, Event, Segment, Snapshot, StackId};
 
 /// The completeness of a trace, inferred from its events and final state, because PyTorch does not
 /// store it. Some gaps leave no evidence: a late start while nothing was reserved, or a skipped
@@ -52,7 +52,7 @@ struct Seen {
     blocks: HashMap<u64, Life>,
     /// Sizes of segments that were allocated and not freed, by address.
     made: BTreeMap<u64, u64>,
-    mapped: Ranges,
+    mapped: AddressRanges,
     given_back: HashSet<u64>,
     /// Something was allocated before the trace begins.
     before: bool,

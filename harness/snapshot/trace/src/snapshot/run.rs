@@ -24,14 +24,8 @@ pub struct RunInfo {
 impl Snapshot {
     /// Returns the run, if the harness wrote this snapshot.
     pub fn run(&self) -> Option<RunInfo> {
-        let Value::Dict(pairs) = self.extras.value(self.extra, KEY)? else {
-            return None;
-        };
-        let value = |name: &str| {
-            pairs
-                .iter()
-                .find_map(|(key, value)| (key.as_text() == Some(name)).then_some(value))
-        };
+        let values = self.extras.value(self.extra, KEY)?;
+        let value = |name: &str| values.get(name);
         let text = |name: &str| value(name).and_then(Value::as_text).map(str::to_owned);
         let is_true = |name: &str| match value(name) {
             Some(Value::Bool(is_true)) => Some(*is_true),

@@ -5,7 +5,7 @@ use harness_allocator::allocator::caching::Config;
 use super::extras::Value;
 
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct Settings {
+pub struct RecordedSettings {
     /// The program's `PYTORCH_CUDA_ALLOC_CONF`. In old files, derived from the individual settings.
     pub conf: String,
     pub all: Vec<(String, Value)>,
@@ -14,7 +14,7 @@ pub struct Settings {
 /// The key of the version of PyTorch in snapshots of the harness. PyTorch writes none.
 pub(super) const TORCH: &str = "torch";
 
-impl Settings {
+impl RecordedSettings {
     /// The settings of a caching allocator, with its version of PyTorch.
     pub fn of(config: &Config) -> Self {
         let pairs = [

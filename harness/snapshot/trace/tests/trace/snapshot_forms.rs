@@ -8,7 +8,7 @@ use harness_allocator::allocator::caching::{Config, TorchVersion};
 use harness_allocator::stats::{BlockState, PoolKind};
 use harness_allocator::units::Bytes;
 use harness_trace::snapshot::{
-    Action, Annotation, Block, Event, ExtraId, Frame, PoolId, Recording, Segment, Settings,
+    Action, Annotation, Block, Event, ExtraId, Frame, PoolId, RecordedSettings, Recording, Segment,
     Snapshot, SnapshotError, StackId, Value,
 };
 use proptest::prelude::*;
@@ -226,11 +226,11 @@ fn events(snapshot: &mut Snapshot, [allocated, other]: [StackId; 2]) -> Vec<Even
     rows.into_iter().map(&mut event).collect()
 }
 
-fn settings() -> Settings {
+fn settings() -> RecordedSettings {
     let divisions = (0..16)
         .map(|power| (text(&(1 << power).to_string()), Value::Int(0)))
         .collect();
-    Settings::new(vec![
+    RecordedSettings::new(vec![
         key(
             "PYTORCH_CUDA_ALLOC_CONF",
             text("max_split_size_mb:128,garbage_collection_threshold:0.8"),
@@ -426,7 +426,7 @@ fn gaps_of_a_recording_are_detected() {
 #[test]
 fn old_settings_are_converted_to_a_string() {
     let conf = |all: &[(&str, Value)]| {
-        Settings::new(
+        RecordedSettings::new(
             all.iter()
                 .map(|(name, value)| key(name, value.clone()))
                 .collect(),
@@ -845,7 +845,7 @@ proptest! {
 fn the_version_of_pytorch_is_the_given_one_else_the_written_one_else_inferred() {
     let mut snapshot = Snapshot::default();
     assert_eq!(snapshot.torch(), TorchVersion::V2_11);
-    snapshot.settings = Some(Settings::new(vec![(
+    snapshot.settings = Some(RecordedSettings::new(vec![(
         "max_round_threshold".to_owned(),
         Value::Int(-1),
     )]));
@@ -855,7 +855,7 @@ fn the_version_of_pytorch_is_the_given_one_else_the_written_one_else_inferred() 
         expandable_segments: true,
         ..Config::default()
     };
-    snapshot.settings = Some(Settings::of(&config));
+    snapshot.settings = Some(RecordedSettings::of(&config));
     let mut file = Vec::new();
     snapshot.write(&mut file).unwrap();
     let mut read = Snapshot::parse(&file).unwrap();

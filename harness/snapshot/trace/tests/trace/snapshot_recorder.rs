@@ -7,9 +7,9 @@ use harness_allocator::allocator::{Allocator, AllocatorKind, AllocatorSpec};
 use harness_allocator::device::sim::{SimConfig, SimDevice};
 use harness_allocator::{stats::BlockState, units::Bytes};
 use harness_trace::execute::{ByHandle, Executor, Unobserved};
-use harness_trace::program::{Placement, RecordedProgram, Setup};
+use harness_trace::program::{Placement, RecordedProgram, ReplaySetup};
 use harness_trace::snapshot::{
-    Action, ExtraId, Frame, Recorder, Recording, Settings, Snapshot, Value,
+    Action, ExtraId, Frame, RecordedSettings, Recorder, Recording, Snapshot, Value,
 };
 use harness_trace::trace::{self, TraceEvent};
 
@@ -27,7 +27,7 @@ fn recorded(
     allocator: Box<dyn Allocator>,
     conf: &str,
 ) -> (Snapshot, harness_allocator::stats::MemoryStats) {
-    let settings = Settings::new(vec![(
+    let settings = RecordedSettings::new(vec![(
         "PYTORCH_CUDA_ALLOC_CONF".to_owned(),
         Value::Text(conf.to_owned()),
     )]);
@@ -159,7 +159,7 @@ fn recovered_programs_allocate_at_the_recorded_addresses() {
         let config = Config::parse(conf).unwrap();
         let (snapshot, _) = recorded(Box::new(CachingAllocator::new(config.clone())), conf);
         let program = RecordedProgram::recover_with(&snapshot, 0, Some(MEMORY)).unwrap();
-        let setup = Setup {
+        let setup = ReplaySetup {
             allocator: AllocatorSpec::caching(config),
             memory: MEMORY,
             placement: Placement::Recorded,

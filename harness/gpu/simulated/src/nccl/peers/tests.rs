@@ -321,8 +321,13 @@ fn a_wait_is_visible_to_others_until_it_ends_and_an_aborted_communicator_ends_it
         while peers.state().wait().is_none() {
             thread::yield_now();
         }
-        let (_, shared) = Ranks::read_folder(folder.path()).unwrap().remove(0);
-        assert_eq!(shared.all()[0].wait(), Some(Wait::Collective(1, None)));
+        let (_, shared) = CollectiveRanks::read_folder(folder.path())
+            .unwrap()
+            .remove(0);
+        assert_eq!(
+            shared.all()[0].wait(),
+            Some(CollectiveWait::Collective(1, None))
+        );
         let published = Published {
             number: 1,
             call: ALL_REDUCE,

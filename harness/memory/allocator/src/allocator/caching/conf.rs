@@ -18,7 +18,7 @@ mod setting;
 
 use std::fmt;
 
-pub use self::error::{ConfError, Excerpt};
+pub use self::error::{ConfError, ConfExcerpt};
 use self::setting::Key;
 pub use self::setting::Setting;
 use super::config::{Config, SegmentReserve};
@@ -374,7 +374,7 @@ impl Reader<'_> {
         }
     }
 
-    fn whole_number(&mut self, key: &'static str) -> Result<(u64, Excerpt), ConfError> {
+    fn whole_number(&mut self, key: &'static str) -> Result<(u64, ConfExcerpt), ConfError> {
         let token = self.word("a whole number")?;
         Ok((self.read_whole_number(key, &token)?, self.excerpt(&token)))
     }
@@ -416,7 +416,7 @@ impl Reader<'_> {
     }
 
     /// As C's `strtod` for decimal numbers: reads the longest leading number.
-    fn real_number(&mut self, key: &'static str) -> Result<(f64, Excerpt), ConfError> {
+    fn real_number(&mut self, key: &'static str) -> Result<(f64, ConfExcerpt), ConfError> {
         let token = self.word("a number")?;
         let at = self.excerpt(&token);
         let number = decimal_prefix(&token.word)
@@ -468,8 +468,8 @@ impl Reader<'_> {
         token
     }
 
-    fn excerpt(&self, token: &Token) -> Excerpt {
-        Excerpt {
+    fn excerpt(&self, token: &Token) -> ConfExcerpt {
+        ConfExcerpt {
             text: self.text.to_owned(),
             offset: token.start,
             length: token.end - token.start,
@@ -486,7 +486,7 @@ impl Reader<'_> {
     fn syntax_at_end(&self, expected: &'static str) -> ConfError {
         ConfError::Syntax {
             expected,
-            at: Excerpt {
+            at: ConfExcerpt {
                 text: self.text.to_owned(),
                 offset: self.text.len(),
                 length: 0,
@@ -499,7 +499,7 @@ fn is_sign(word: &str) -> bool {
     matches!(word, "," | ":" | "[" | "]")
 }
 
-fn out_of_range(key: &'static str, rule: impl Into<String>, at: Excerpt) -> ConfError {
+fn out_of_range(key: &'static str, rule: impl Into<String>, at: ConfExcerpt) -> ConfError {
     ConfError::OutOfRange {
         key,
         rule: rule.into(),

@@ -33,7 +33,7 @@ mod rules;
 mod torch;
 mod uses;
 
-pub use conf::{ConfError, Excerpt, Setting};
+pub use conf::{ConfError, ConfExcerpt, Setting};
 pub use config::{Config, Quirks, SegmentReserve};
 pub use restore::RestoreError;
 pub use torch::{TieOrder, TorchVersion, TorchVersionError};

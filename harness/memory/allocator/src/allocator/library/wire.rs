@@ -1,6 +1,7 @@
 //! The messages between the harness and a library's process: one line of JSON each, over one
 //! socket. The harness sends an order. The process requests each CUDA call of the library, gets its
-//! result, and finally reports that the order is done. A timed program ([`Program`]) is one order.
+//! result, and finally reports that the order is done. A timed program ([`LibraryProgram`]) is one
+//! order.
 
 use std::io::{self, BufRead, Write};
 
@@ -26,7 +27,7 @@ pub enum Order {
     /// Call its function that empties the cache.
     EmptyCache,
     /// Run the program and request only CUDA calls. The answer is [`Reply::Timed`].
-    Time(Program),
+    Time(LibraryProgram),
     /// End the process.
     End,
     /// The result of a [`Reply::Call`].
@@ -36,15 +37,15 @@ pub enum Order {
 /// A program to time in the library's process. At its end all live allocations are freed outside
 /// the timed part.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Program {
-    pub before: Vec<Operation>,
-    pub timed: Vec<Operation>,
+pub struct LibraryProgram {
+    pub before: Vec<LibraryOperation>,
+    pub timed: Vec<LibraryOperation>,
     pub times: u64,
 }
 
-/// One operation of a [`Program`]. Slots number the live allocations.
+/// One operation of a [`LibraryProgram`]. Slots number the live allocations.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub enum Operation {
+pub enum LibraryOperation {
     /// A refused request leaves the slot empty.
     Allocate { slot: u32, size: u64, stream: u32 },
     /// Ignores an empty slot.
@@ -59,7 +60,7 @@ pub enum Operation {
     SynchronizeStream(u32),
 }
 
-impl Operation {
+impl LibraryOperation {
     pub const fn slot(&self) -> Option<u32> {
         match *self {
             Self::Allocate { slot, .. } | Self::Free { slot } | Self::RecordStream { slot, .. } => {
@@ -70,7 +71,7 @@ impl Operation {
     }
 }
 
-/// The result of a [`Program`].
+/// The result of a [`LibraryProgram`].
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Timed {
     /// The time of the timed part, without waits for the harness.

@@ -51,7 +51,7 @@ fn reports(
         jobs: 2,
         progress: &|| {},
     };
-    let Ok(report) = every_fault(&program, Plan { which, alone });
+    let Ok(report) = every_fault(&program, FaultPlan { which, alone });
     report
 }
 
@@ -182,7 +182,7 @@ fn the_attempts_of_each_rank_fail_and_a_hang_is_reported_with_its_ranks() {
     };
     let Ok(report) = every_fault(
         &program,
-        Plan {
+        FaultPlan {
             which: Which::All,
             alone: false,
         },
@@ -243,7 +243,7 @@ fn runs_whose_ranks_meet_at_the_same_port_are_made_one_after_another() {
         };
         let Ok(report) = every_fault(
             &program,
-            Plan {
+            FaultPlan {
                 which: Which::All,
                 alone: false,
             },
@@ -259,7 +259,7 @@ fn runs_whose_ranks_meet_at_the_same_port_are_made_one_after_another() {
 fn runs_of(first: &Observed) -> usize {
     runs(
         first,
-        Plan {
+        FaultPlan {
             which: Which::All,
             alone: false,
         },
@@ -366,7 +366,7 @@ fn memory_is_compared_with_both_runs_of_a_program_that_is_not_deterministic() {
         };
         let Ok(report) = every_fault(
             &program,
-            Plan {
+            FaultPlan {
                 which: Which::All,
                 alone: false,
             },
@@ -539,7 +539,7 @@ fn each_call_of_a_library_fails_once_and_its_own_error_is_a_clean_end() {
     };
     let Ok(report) = every_fault(
         &program,
-        Plan {
+        FaultPlan {
             which: Which::Some,
             alone: false,
         },
@@ -602,7 +602,7 @@ fn each_call_of_a_library_fails_once_and_its_own_error_is_a_clean_end() {
     for which in [Which::Largest(9), Which::Sample(9)] {
         let Ok(only) = every_fault(
             &program,
-            Plan {
+            FaultPlan {
                 which,
                 alone: false,
             },
@@ -621,7 +621,7 @@ fn runs_skipped_after_an_interrupt_are_counted() {
     assert_eq!(
         runs(
             &first,
-            Plan {
+            FaultPlan {
                 which: Which::All,
                 alone: true
             },
@@ -634,9 +634,9 @@ fn runs_skipped_after_an_interrupt_are_counted() {
 #[test]
 fn an_unreached_fault_is_found() {
     let faults = ["any:2:2", "any:3"].map(|text| text.parse::<Fault>().unwrap());
-    let processes = [&[2][..], &[2, 2]].map(|sizes| Timeline {
+    let processes = [&[2][..], &[2, 2]].map(|sizes| ProgramTimeline {
         attempts: ended_well(sizes).attempts,
-        ..Timeline::default()
+        ..ProgramTimeline::default()
     });
     assert_eq!(not_reached(&faults, &processes), Some(&faults[1]));
     assert_eq!(not_reached(&faults[..1], &processes), None);

@@ -6,7 +6,7 @@ use std::sync::Mutex;
 use std::time::Duration;
 
 use harness_allocator::device::StreamId;
-use harness_trace::program::{Allocation, RecordedProgram};
+use harness_trace::program::{RecordedAllocation, RecordedProgram};
 use harness_trace::trace::TraceEvent;
 
 use super::*;
@@ -15,7 +15,7 @@ use crate::tests::fake::{ended_well, error, trial};
 
 /// A program whose requests, in MiB, depend on the value.
 fn recording(sizes: &[u64]) -> RecordedProgram {
-    let allocation = |size: &u64| Allocation {
+    let allocation = |size: &u64| RecordedAllocation {
         address: None,
         refused: false,
         requested: Bytes::mib(*size),

@@ -137,7 +137,7 @@ fn a_run_close_to_the_limit_is_repeated_with_each_address_order() {
             .clone(),
         )
     });
-    let others = |row: &Row| {
+    let others = |row: &SettingsRow| {
         row.other_orders
             .iter()
             .map(|other| (other.addresses.clone(), other.row.exit_code))

@@ -36,6 +36,13 @@ const BLOCKS_PER_STEP: u64 = 1024;
 /// The violated invariants of a check, if there are any.
 pub(super) type AuditResult = Result<(), Vec<Finding>>;
 
+fn passed_without(findings: Vec<Finding>) -> AuditResult {
+    match findings.is_empty() {
+        true => Ok(()),
+        false => Err(findings),
+    }
+}
+
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Finding {
     pub invariant: Invariant,
@@ -288,11 +295,7 @@ impl Audit {
                 .err()
                 .unwrap_or_default(),
         );
-        if findings.is_empty() {
-            Ok(())
-        } else {
-            Err(findings)
-        }
+        passed_without(findings)
     }
 
     /// Runs a full check at the end of a step if the budget allows it.
@@ -335,11 +338,7 @@ impl Audit {
         self.check_device(&stats, device, &mut findings);
         self.budget = self.budget.saturating_sub(self.structure.blocks());
         self.remember(&stats, device);
-        if findings.is_empty() {
-            Ok(())
-        } else {
-            Err(findings)
-        }
+        passed_without(findings)
     }
 
     /// Adds to the budget, which never exceeds one full reading.
@@ -403,11 +402,7 @@ impl Audit {
             self.check_device(&stats, device, &mut findings);
         }
         self.remember(&stats, device);
-        if findings.is_empty() {
-            Ok(())
-        } else {
-            Err(findings)
-        }
+        passed_without(findings)
     }
 
     /// Handles one more or one fewer live block at an address.
@@ -470,11 +465,7 @@ impl Audit {
             self.check_device(&stats, device, &mut findings);
         }
         self.remember(&stats, device);
-        if findings.is_empty() {
-            Ok(())
-        } else {
-            Err(findings)
-        }
+        passed_without(findings)
     }
 
     fn ask_pool(

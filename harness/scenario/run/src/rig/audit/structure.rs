@@ -5,7 +5,7 @@ use std::{collections::BTreeMap, ops::Range};
 
 use harness_allocator::device::{DevicePtr, PoolMemory, StreamId};
 use harness_allocator::stats::{
-    BlockInfo, BlockState, MemoryStats, PoolKind, PooledStat, SegmentInfo, Stat,
+    BlockInfo, BlockState, MemoryStats, PoolKind, PooledStat, SegmentInfo,
 };
 use harness_allocator::{allocator::Allocation, units::Bytes};
 
@@ -389,87 +389,55 @@ impl Structure {
             ..self.large
         };
         let all = [&all, &self.small, &large];
-        let mut compare = |name: &str, counted: &PooledStat, summed: [u64; 3]| {
-            let parts = [
-                ("all", counted.all, summed[0]),
-                ("small_pool", counted.small_pool, summed[1]),
-                ("large_pool", counted.large_pool, summed[2]),
-            ];
-            for (
-                pool,
-                Stat {
-                    current,
-                    peak,
-                    allocated,
-                    freed,
-                },
-                summed,
-            ) in parts
-            {
-                let mut finding = |expected, seen| {
-                    findings.push(Finding::new(
-                        Invariant::CountersEqualStructure,
-                        expected,
-                        seen,
-                    ))
-                };
-                if current != summed {
-                    finding(
-                        format!("{name}.{pool}.current = {summed}, the sum over the structure"),
-                        current.to_string(),
-                    );
-                }
-                if peak < current {
-                    finding(
-                        format!("{name}.{pool}.peak at least the current {current}"),
-                        peak.to_string(),
-                    );
-                }
-                if allocated.checked_sub(freed) != Some(current) {
-                    let expected = format!(
-                        "{name}.{pool}.allocated − {name}.{pool}.freed = the current {current}"
-                    );
-                    finding(expected, format!("{allocated} − {freed}"));
-                }
-            }
+        macro_rules! compare {
+            ($($counter:ident: $sum:ident,)*) => {$(
+                let summed = all.map(|sums| sums.$sum);
+                compare_counter(stringify!($counter), &stats.$counter, summed, findings);
+            )*};
+        }
+        compare! {
+            allocated_bytes: allocated,
+            reserved_bytes: reserved,
+            active_bytes: active,
+            requested_bytes: requested,
+            inactive_split_bytes: inactive_split,
+            allocation: allocations,
+            segment: segments,
+            active: actives,
+            inactive_split: inactive_splits,
+        }
+    }
+}
+
+/// Compares a counter with its sums: of all segments, of small and of large ones.
+fn compare_counter(
+    name: &str,
+    counted: &PooledStat,
+    summed: [u64; 3],
+    findings: &mut Vec<Finding>,
+) {
+    let pools = ["all", "small_pool", "large_pool"];
+    let stats = [counted.all, counted.small_pool, counted.large_pool];
+    for ((pool, stat), summed) in pools.into_iter().zip(stats).zip(summed) {
+        let name = format!("{name}.{pool}");
+        let (current, peak) = (stat.current, stat.peak);
+        let (allocated, freed) = (stat.allocated, stat.freed);
+        let mut finding = |expected, seen| {
+            let invariant = Invariant::CountersEqualStructure;
+            findings.push(Finding::new(invariant, expected, seen));
         };
-        compare(
-            "allocated_bytes",
-            &stats.allocated_bytes,
-            all.map(|sums| sums.allocated),
-        );
-        compare(
-            "reserved_bytes",
-            &stats.reserved_bytes,
-            all.map(|sums| sums.reserved),
-        );
-        compare(
-            "active_bytes",
-            &stats.active_bytes,
-            all.map(|sums| sums.active),
-        );
-        compare(
-            "requested_bytes",
-            &stats.requested_bytes,
-            all.map(|sums| sums.requested),
-        );
-        compare(
-            "inactive_split_bytes",
-            &stats.inactive_split_bytes,
-            all.map(|sums| sums.inactive_split),
-        );
-        compare(
-            "allocation",
-            &stats.allocation,
-            all.map(|sums| sums.allocations),
-        );
-        compare("segment", &stats.segment, all.map(|sums| sums.segments));
-        compare("active", &stats.active, all.map(|sums| sums.actives));
-        compare(
-            "inactive_split",
-            &stats.inactive_split,
-            all.map(|sums| sums.inactive_splits),
-        );
+        if current != summed {
+            let expected = format!("{name}.current = {summed}, the sum over the structure");
+            finding(expected, current.to_string());
+        }
+        if peak < current {
+            let expected = format!("{name}.peak at least the current {current}");
+            finding(expected, peak.to_string());
+        }
+        if allocated.checked_sub(freed) != Some(current) {
+            let expected = format!("{name}.allocated − {name}.freed = the current {current}");
+            finding(expected, format!("{allocated} − {freed}"));
+        }
     }
 }
 

@@ -17,8 +17,8 @@ use harness_exec::forked::{Forked, ForkedChild, fork, leave};
 use harness_exec::large_pages::use_for_code;
 use serde::{Deserialize, Serialize};
 
-use super::{ArmRun, Attempt, Engine, Outcome, Results, RunSetup};
-use crate::branches::{Branches, Point};
+use super::{ArmRun, Attempt, EveryFault, Outcome, Results, RunSetup};
+use crate::branches::{BranchPoint, Branches};
 use crate::processes::{StartedBy, wire};
 use crate::{faults::Faults, rig::CheckedFrom, session::scenario_process::serve_in_copy};
 
@@ -30,7 +30,7 @@ pub(super) struct Order {
     pub(super) ooms_without: u64,
     /// The maximum number of calls of a run.
     pub(super) budget: u64,
-    pub(super) points: Vec<Point>,
+    pub(super) points: Vec<BranchPoint>,
 }
 
 /// The index of a call and the result of its copy; `None`: the order is complete.
@@ -52,7 +52,7 @@ struct Server {
 impl Servers {
     /// Starts one server per parallel run, or as many as possible. Starts none if no arm can use
     /// them.
-    pub(super) fn start(engine: &Engine<'_>, arms: &[ArmRun<'_>]) -> Self {
+    pub(super) fn start(engine: &EveryFault<'_>, arms: &[ArmRun<'_>]) -> Self {
         let wanted = if arms.iter().any(|arm| can_run(engine.source, arm)) {
             engine.jobs
         } else {
@@ -96,7 +96,7 @@ impl Servers {
 
 impl Server {
     /// `None` if it cannot be started.
-    fn start(engine: &Engine<'_>, arms: &[ArmRun<'_>]) -> Option<Self> {
+    fn start(engine: &EveryFault<'_>, arms: &[ArmRun<'_>]) -> Option<Self> {
         let (ours, theirs) = UnixStream::pair().ok()?;
         match fork().ok()? {
             Forked::Copy => {
@@ -160,7 +160,7 @@ impl Servers {
     }
 }
 
-fn serve(engine: &Engine<'_>, arms: &[ArmRun<'_>], mut socket: UnixStream) -> ! {
+fn serve(engine: &EveryFault<'_>, arms: &[ArmRun<'_>], mut socket: UnixStream) -> ! {
     let Ok(orders) = socket.try_clone().map(BufReader::new) else {
         leave(1)
     };
@@ -185,7 +185,12 @@ fn serve(engine: &Engine<'_>, arms: &[ArmRun<'_>], mut socket: UnixStream) -> ! 
 }
 
 /// Runs an arm and fails the calls in forked copies, which report the results. Never returns.
-fn try_points(engine: &Engine<'_>, arm: &ArmRun<'_>, order: Order, socket: &mut UnixStream) -> ! {
+fn try_points(
+    engine: &EveryFault<'_>,
+    arm: &ArmRun<'_>,
+    order: Order,
+    socket: &mut UnixStream,
+) -> ! {
     let Order {
         ooms_without,
         budget,

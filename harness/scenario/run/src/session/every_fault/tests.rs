@@ -45,7 +45,7 @@ fn run(plan: &Plan, chosen: Chosen, stop: bool) -> (FaultedRuns, usize, usize) {
     };
     let source = DeviceSource::simulated();
     let stop = AtomicBool::new(stop);
-    let engine = Engine {
+    let engine = EveryFault {
         plan,
         source: &source,
         chosen,
@@ -325,7 +325,7 @@ fn copies_and_separate_runs_give_equal_results_and_missing_reports_are_replaced_
         tried.fetch_add(1, Ordering::Relaxed);
     };
     let all = Chosen::Different(Which::All);
-    let engine = Engine {
+    let engine = EveryFault {
         plan: &plan,
         source: &source,
         chosen: all,
@@ -388,7 +388,7 @@ fn assert_nothing_is_lost(text: &str) -> Result<usize, TestCaseError> {
     let plan = plan(text);
     let source = DeviceSource::simulated();
     let stop = AtomicBool::new(false);
-    let engine = |chosen| Engine {
+    let engine = |chosen| EveryFault {
         plan: &plan,
         source: &source,
         chosen,

@@ -29,7 +29,8 @@ struct Row {
 impl<'a> Requests<'a> {
     /// Each storm of a scenario, and each thread of a storm, has its own random sequence.
     pub(super) fn new(ctx: &RunContext, storm: &'a Storm, thread: u64) -> Self {
-        let mut rng = ChaCha8Rng::seed_from_u64(ctx.seed.wrapping_add(storm.id.index() as u64));
+        let mut rng =
+            ChaCha8Rng::seed_from_u64(ctx.setup.seed.wrapping_add(storm.id.index() as u64));
         rng.set_stream(thread);
         Self {
             rng,

@@ -81,11 +81,11 @@ pub(super) fn run(
     storm: &Storm,
     threads: u64,
 ) -> Result<StepResult, Stop> {
-    let Some(config) = ctx.alloc_conf.clone() else {
+    let Some(config) = ctx.setup.alloc_conf.clone() else {
         return Ok(Unmet::at(
             step,
             "an allocator that supports threads",
-            format!("`{}` does not", ctx.arm),
+            format!("`{}` does not", ctx.setup.arm),
         )
         .into());
     };

@@ -222,7 +222,7 @@ pub(super) fn judge(
     result: &mut StepResult,
 ) {
     let completed = format!("{iterations} of {}", count(train.iterations, "iteration"));
-    let expected = train.expect.of(&ctx.arm, ctx.device);
+    let expected = train.expect.of(&ctx.setup.arm, ctx.setup.device);
     if failed.is_none() {
         result.outcome = Outcome::Fits {
             retries: retries as u32,

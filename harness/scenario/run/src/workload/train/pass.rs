@@ -1,4 +1,4 @@
-//! The forward and backward pass of one micro-batch: runs the operations of a [`Program`] with
+//! The forward and backward pass of one micro-batch: runs the operations of a [`ModelProgram`] with
 //! buffers for its tensors and gradients.
 //!
 //! Tensors live as in PyTorch's autograd: as long as a later operation reads them or a backward
@@ -14,7 +14,7 @@ use crate::context::RunContext;
 use crate::rig::{Buffer, Stop};
 use crate::workload::memory::{Failed, free_all, make};
 use harness_scenario::DeviceKind;
-use harness_scenario::model::{Gradient, ParameterId, Program, Segment, TensorId};
+use harness_scenario::model::{Gradient, ModelProgram, ModelSegment, ParameterId, TensorId};
 
 /// PyTorch 2.11's cuBLAS workspace on devices of compute capability 9.0 (`getChosenWorkspaceSize`,
 /// <https://github.com/pytorch/pytorch/blob/v2.11.0/aten/src/ATen/cuda/CublasHandlePool.cpp>).
@@ -109,8 +109,8 @@ struct Flow {
 /// failure.
 #[derive(Debug)]
 pub(super) struct Pass {
-    pub(super) program: Rc<Program>,
-    segments: Vec<Segment>,
+    pub(super) program: Rc<ModelProgram>,
+    segments: Vec<ModelSegment>,
     makers: Vec<Option<usize>>,
     tensors: Vec<Tensor>,
     flows: Vec<Flow>,
@@ -124,7 +124,7 @@ pub(super) struct Pass {
 impl Pass {
     /// `save_to` is the host memory that saved tensors are spilled to, if any.
     pub(super) fn new(
-        program: Rc<Program>,
+        program: Rc<ModelProgram>,
         checkpoint_every: Option<u64>,
         save_to: Option<HostMemory>,
     ) -> Self {
@@ -191,11 +191,11 @@ impl Pass {
     /// Keeps a simulated device's stream busy for the duration of the arithmetic: once for the
     /// forward pass, twice for the backward pass, and once more for recomputation.
     fn compute(&self, ctx: &mut RunContext, stream: StreamId) -> Result<(), Stop> {
-        if !ctx.rig.is_timed() || ctx.device != DeviceKind::Simulated {
+        if !ctx.rig.is_timed() || ctx.setup.device != DeviceKind::Simulated {
             return Ok(());
         }
-        let times = |segment: &Segment| if segment.is_checkpointed { 4 } else { 3 };
-        let work_of = |segment: &Segment| {
+        let times = |segment: &ModelSegment| if segment.is_checkpointed { 4 } else { 3 };
+        let work_of = |segment: &ModelSegment| {
             self.program.operations[segment.operations.clone()]
                 .iter()
                 .map(|operation| operation.work)
@@ -352,7 +352,7 @@ impl Pass {
     fn backward_segment(
         &mut self,
         ctx: &mut RunContext,
-        segment: &Segment,
+        segment: &ModelSegment,
         memory: &mut PassMemory,
     ) -> Result<(), Failed> {
         let operations = segment.operations.clone();

@@ -13,7 +13,7 @@ use crate::rig::{Buffer, Finding, HostBuffer, Stop};
 use crate::workload::memory::{Failed, answer, free_all, make};
 use harness_record::{FailedRequest, HostUse, Invariant};
 use harness_scenario::steps::train::{Optimizer, Train, Trained, ZeroGrad};
-use harness_scenario::{Plan, Precision, SpilledPart, model::Program};
+use harness_scenario::{Plan, Precision, SpilledPart, model::ModelProgram};
 
 pub(super) type Answer<T> = Result<Result<T, AllocatorError>, Stop>;
 
@@ -44,14 +44,14 @@ pub(super) struct Begun {
 /// A cache of computed programs.
 struct Programs<'a> {
     model: &'a Trained,
-    known: BTreeMap<(u64, u64, bool), Rc<Program>>,
+    known: BTreeMap<(u64, u64, bool), Rc<ModelProgram>>,
 }
 
 impl Programs<'_> {
     /// The size of the cache.
     const MOST: usize = 16;
 
-    fn of(&mut self, samples: u64, length: u64, precision: Precision) -> Rc<Program> {
+    fn of(&mut self, samples: u64, length: u64, precision: Precision) -> Rc<ModelProgram> {
         let key = (samples, length, precision == Precision::Mixed);
         if let Some(known) = self.known.get(&key) {
             return Rc::clone(known);
@@ -199,16 +199,16 @@ impl<'a> Training<'a> {
         Ok(answer)
     }
 
+    /// The allocated bytes that the training does not hold.
+    fn allocated_by_others(&self, ctx: &RunContext) -> u64 {
+        let allocated = ctx.rig.stats().allocated_bytes.all.current;
+        allocated.saturating_sub(self.held())
+    }
+
     pub(super) fn begin(&mut self, ctx: &RunContext) -> Begun {
         self.memory.made.clear();
         self.memory.arrived.clear();
-        let allocated = ctx
-            .rig
-            .stats()
-            .allocated_bytes
-            .all
-            .current
-            .saturating_sub(self.held());
+        let allocated = self.allocated_by_others(ctx);
         let on_host = (self.memory.host.retained.len(), self.state_on_host.len());
         Begun {
             allocated,
@@ -259,13 +259,7 @@ impl<'a> Training<'a> {
                     .filter_map(|parameter| gradients[parameter].take()),
             )?;
         }
-        let after = ctx
-            .rig
-            .stats()
-            .allocated_bytes
-            .all
-            .current
-            .saturating_sub(self.held());
+        let after = self.allocated_by_others(ctx);
         if failed {
             counts.retained = counts.retained.max(after.saturating_sub(before));
             // This check is not part of the training, so timed runs skip it.

@@ -14,7 +14,7 @@ use harness_allocator::device::DeviceError;
 use harness_devices::DeviceSource;
 use harness_record::{Invariant, Records, Rule, RunRecord, Verdict, Violation};
 use harness_run::control::Control;
-use harness_run::run::{Observer, Run, RunRequest};
+use harness_run::run::{Run, RunObserver, RunRequest};
 use harness_run::session::{Plan, Selection};
 use harness_scenario::{Scenario, Settings, Step, StepKind};
 use proptest::test_runner::{Config, RngAlgorithm, TestRng, TestRunner};
@@ -201,7 +201,7 @@ fn runs_on(scenario: &Scenario, record: &RunRecord) -> Result<[Verdict; 2], Devi
             .and_then(|device| source.limit(device, scenario.needs.memory))
     };
     let (mut checked_events, mut timed_events) = (|_| {}, |_| {});
-    let observer = |emit| Observer {
+    let observer = |emit| RunObserver {
         control: Arc::new(Control::new(Arc::default())),
         only_observed: true,
         emit: Some(emit),

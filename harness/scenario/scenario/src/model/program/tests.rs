@@ -2,7 +2,7 @@ use super::*;
 
 #[test]
 fn units_are_checkpointed_in_groups_and_what_may_not_be_done_again_stands_between_them() {
-    let unit = |at: usize, may_be_done_again| Unit {
+    let unit = |at: usize, may_be_done_again| ModelUnit {
         operations: at..at + 1,
         may_be_done_again,
     };
@@ -15,9 +15,9 @@ fn units_are_checkpointed_in_groups_and_what_may_not_be_done_again_stands_betwee
         unit(5, false),
         unit(6, true),
     ];
-    let program = Program {
+    let program = ModelProgram {
         units,
-        ..Program::default()
+        ..ModelProgram::default()
     };
     let segments = |every| -> Vec<_> {
         program

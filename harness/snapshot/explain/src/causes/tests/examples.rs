@@ -3,7 +3,7 @@
 use harness_allocator::stats::{BlockState, PoolKind};
 use harness_allocator::units::Bytes;
 use harness_trace::snapshot::{
-    Action, Block, Event, ExtraId, Frame, PoolId, Segment, Settings, Snapshot, StackId,
+    Action, Block, Event, ExtraId, Frame, PoolId, RecordedSettings, Segment, Snapshot, StackId,
 };
 
 pub(crate) const MIB: u64 = 1 << 20;
@@ -17,9 +17,9 @@ pub(crate) struct Example {
 
 impl Example {
     pub(crate) fn new(conf: &str) -> Self {
-        let settings = Settings {
+        let settings = RecordedSettings {
             conf: conf.to_owned(),
-            ..Settings::default()
+            ..RecordedSettings::default()
         };
         let snapshot = Snapshot {
             traces: vec![Vec::new()],

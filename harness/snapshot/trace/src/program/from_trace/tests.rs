@@ -1,5 +1,5 @@
 use super::*;
-use crate::program::{Placement, Setup};
+use crate::program::{Placement, ReplaySetup};
 use crate::trace;
 use harness_allocator::device::sim::AddressOrder;
 use harness_allocator::{allocator::AllocatorSpec, units::Bytes};
@@ -43,7 +43,7 @@ fn ids_streams_and_pools_are_renumbered_in_order() {
 fn a_trace_runs_out_of_memory_on_a_small_device() {
     let program = program("a 1 31457280 0\na 2 20971520 0\nf 1\na 3 31457280 0\n");
     let prepared = program.prepare().expect("it can run");
-    let setup = |mib| Setup {
+    let setup = |mib| ReplaySetup {
         allocator: AllocatorSpec::caching(Config::default()),
         memory: Bytes::mib(mib),
         placement: Placement::InOrder(AddressOrder::Up),

@@ -1,5 +1,5 @@
 //! [`ConfError`]: an invalid configuration string, with PyTorch's rule in words and the place
-//! ([`Excerpt`]).
+//! ([`ConfExcerpt`]).
 
 use std::fmt;
 
@@ -11,35 +11,38 @@ use crate::allocator::caching::TorchVersion;
 #[non_exhaustive]
 pub enum ConfError {
     #[error("`{key}` is not a setting of PyTorch's allocator\n{at}")]
-    UnknownKey { key: String, at: Excerpt },
+    UnknownKey { key: String, at: ConfExcerpt },
     #[error("PyTorch {torch} has no setting `{key}`: PyTorch {since} added it\n{at}")]
     TooNew {
         key: &'static str,
         since: TorchVersion,
         torch: TorchVersion,
-        at: Excerpt,
+        at: ConfExcerpt,
     },
     #[error("expected {expected}; settings are written `KEY:VALUE,KEY:VALUE`\n{at}")]
-    Syntax { expected: &'static str, at: Excerpt },
+    Syntax {
+        expected: &'static str,
+        at: ConfExcerpt,
+    },
     #[error("{key} must be {form}\n{at}")]
     NotANumber {
         key: &'static str,
         form: &'static str,
-        at: Excerpt,
+        at: ConfExcerpt,
     },
     #[error("{key} must be {rule}\n{at}")]
     OutOfRange {
         key: &'static str,
         rule: String,
-        at: Excerpt,
+        at: ConfExcerpt,
     },
     #[error("{key} must be `True` or `False`, capital letter included\n{at}")]
-    NotABoolean { key: &'static str, at: Excerpt },
+    NotABoolean { key: &'static str, at: ConfExcerpt },
     #[error(
         "the only backend here is `native`: `cudaMallocAsync` is the allocator `async_pool`, and \
          PyTorch has no others\n{at}"
     )]
-    Backend { at: Excerpt },
+    Backend { at: ConfExcerpt },
 }
 
 impl ConfError {
@@ -80,7 +83,7 @@ impl ConfError {
         }
     }
 
-    fn at(&self) -> &Excerpt {
+    fn at(&self) -> &ConfExcerpt {
         match self {
             Self::UnknownKey { at, .. }
             | Self::TooNew { at, .. }
@@ -95,13 +98,13 @@ impl ConfError {
 
 /// A place in a configuration string. It displays the string and a line of carets below it.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Excerpt {
+pub struct ConfExcerpt {
     pub(super) text: String,
     pub(super) offset: usize,
     pub(super) length: usize,
 }
 
-impl fmt::Display for Excerpt {
+impl fmt::Display for ConfExcerpt {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         // One column per character: tabs and line ends become spaces.
         let line: String = self

@@ -291,7 +291,7 @@ fn threads_stop_with_the_run_and_other_allocators_are_refused() {
         &scenario,
         &RigOptions::default(),
     );
-    ctx.alloc_conf = None;
+    ctx.setup.alloc_conf = None;
     let Action::Storm(storm) = &scenario.steps[0].action else {
         panic!("{}", scenario.steps[0].action)
     };

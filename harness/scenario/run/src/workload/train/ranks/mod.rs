@@ -45,9 +45,8 @@ pub(super) fn run(
     mut between: Between<'_>,
 ) -> Result<StepResult, Stop> {
     let home = ctx.rig.entered();
-    let programs = std::iter::once(home)
-        .chain(ctx.ranks.get(&train.id).into_iter().flatten().copied())
-        .collect::<Vec<_>>();
+    let mut programs = vec![home];
+    programs.extend(ctx.handles.ranks.get(&train.id).into_iter().flatten());
     let new = |(number, program)| Rank::new(number, program, train, ranks, step.position.line, ctx);
     let mut group = Group {
         train,

@@ -77,7 +77,8 @@ pub(super) fn conclude(
         ..record
     });
     let failed = first_failure(&mut ends);
-    ctx.rank_figures
+    ctx.values
+        .rank_figures
         .insert(train.id.clone(), ends.iter().map(figures).collect());
     if let Some(mismatch) = mismatch {
         result.outcome = Outcome::Failed;

@@ -15,7 +15,7 @@ use super::matcher::Purpose;
 use crate::context::RunContext;
 use crate::rig::{Buffer, Stop};
 use crate::workload::memory::{Failed, free_all, make};
-use harness_scenario::model::{ParameterId, Program};
+use harness_scenario::model::{ModelProgram, ParameterId};
 use harness_scenario::steps::ranks::{Ranks, Reduce};
 
 /// The size of the first bucket in the backward pass, small so that its all-reduce starts early:
@@ -134,7 +134,7 @@ impl Reducer {
     /// computed gradients.
     pub(super) fn in_backward(
         &mut self,
-        program: &Program,
+        program: &ModelProgram,
         arrived: &[ParameterId],
         ended: bool,
     ) -> Vec<Call> {
@@ -177,7 +177,7 @@ impl Reducer {
 }
 
 /// The parameters with complete gradients, in order of completion.
-fn ready(program: &Program, parameters: usize, arrived: &[ParameterId]) -> Vec<ParameterId> {
+fn ready(program: &ModelProgram, parameters: usize, arrived: &[ParameterId]) -> Vec<ParameterId> {
     let mut missing = vec![0_u32; parameters];
     program
         .operations

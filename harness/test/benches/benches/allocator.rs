@@ -3,7 +3,7 @@
 //! drifts. One operation is one allocation or one free.
 //!
 //! * `free blocks/…`: cost of a hit with more free blocks in the pool. It may grow
-//! logarithmically.
+//!   logarithmically.
 //! * `segments/…`: cost of a hit with more segments. It must not grow, except for processor cache
 //!   misses.
 //! * `streams/…`: cost of a hit with more streams that have memory. It must not grow. `far` uses

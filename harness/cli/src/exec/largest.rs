@@ -13,6 +13,7 @@ use harness_exec::trials::largest::{
 };
 use harness_exec::trials::runner::Runner;
 use harness_exec::{launch::Launch, machine::Machine, setup::Setup};
+use harness_gpu_settings::context_overhead::ContextOverhead;
 use harness_report::trials::Trials;
 
 use super::trials::MANY;
@@ -60,6 +61,11 @@ impl Exec {
             return Err(CliError::internal("no parameter is given", "give `--largest`").into());
         };
         self.check_placeholders(parameters)?;
+        let last = parameter.values.last().copied().unwrap_or_default();
+        if let Some(least) = self.largest.at_least.filter(|least| *least > last) {
+            let message = format!("`--at-least {least}` is more than the last value, {last}");
+            return Err(CliError::input(message, "search larger values too").into());
+        }
         let smallest = parameters
             .iter()
             .map(|parameter| (parameter.name.clone(), parameter.values[0]))
@@ -78,6 +84,7 @@ impl Exec {
                 run: &run,
                 progress: &|| bar.inc(1),
                 context_overhead: self.context_overhead.of_context(),
+                memory_of_libraries: self.context_overhead == ContextOverhead::H200,
                 allow_ooms: self.many.allow_ooms(),
                 jobs: self.many.jobs(jobs.unwrap_or(1)),
             };

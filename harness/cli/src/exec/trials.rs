@@ -95,7 +95,7 @@ pub(super) struct Options {
     #[arg(long, value_name = "N", help_heading = MANY)]
     jobs: Option<NonZeroUsize>,
     /// The time limit of a run, as in `90s` [default: 10 times the time of the first run, and at
-    /// least 30 s].
+    /// least 30 s; none with `--largest`].
     #[arg(long, value_name = "TIME", value_parser = Nanos::parse, help_heading = MANY)]
     time_limit: Option<Nanos>,
     /// Keep the output of all runs except the first in this folder.
@@ -143,11 +143,14 @@ impl Options {
     ) -> Result<bool, CliError> {
         let several = alloc_confs.len() > 1;
         if orders.len() > 1
-            && (self.every_fault.is_some() || self.least_memory || self.shard.is_some())
+            && (self.every_fault.is_some()
+                || self.least_memory
+                || self.shard.is_some()
+                || is_search)
         {
             let help = "give one; `--least-memory` always tries the orders of Linux and WSL";
             return Err(CliError::input(
-                "`--every-fault`, `--least-memory` and `--shard` take one `--addresses`",
+                "`--every-fault`, `--least-memory`, `--largest` and `--shard` take one `--addresses`",
                 help,
             ));
         }

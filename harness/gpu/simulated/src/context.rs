@@ -286,11 +286,11 @@ pub(crate) fn create_context(index: usize) -> Result<usize, Code> {
     }
     let state = &mut *machine.state();
     let size = machine.settings.context_overhead;
-    let is_charged = size > Bytes::ZERO
-        && state
-            .devices
-            .get(index)
-            .is_some_and(DeviceMemory::has_context);
+    let has_context = state
+        .devices
+        .get(index)
+        .is_some_and(DeviceMemory::has_context);
+    let is_charged = size > Bytes::ZERO && state.contexts.takes_more(index, has_context);
     if is_charged {
         state.on_device(index, |memory| memory.take_for_library(size))?;
     }

@@ -11,6 +11,9 @@ const CONTEXTS: Handles = Handles::starting_at(0x9_0000_0000);
 pub(crate) struct Contexts {
     contexts: BTreeMap<usize, Created>,
     last: usize,
+    /// Devices whose first context was created and destroyed. Its memory stays in use for the next
+    /// context.
+    vacant: BTreeSet<usize>,
 }
 
 #[derive(Debug)]
@@ -26,6 +29,9 @@ impl Contexts {
     pub(crate) fn create(&mut self, device: usize, is_charged: bool) -> usize {
         self.last += 1;
         let handle = CONTEXTS.handle(self.last);
+        if !is_charged {
+            self.vacant.remove(&device);
+        }
         self.contexts.insert(
             handle,
             Created {
@@ -37,13 +43,24 @@ impl Contexts {
         handle
     }
 
+    /// Returns whether a further context of a device takes memory besides that of its first one.
+    pub(crate) fn takes_more(&self, device: usize, has_context: bool) -> bool {
+        let has_created = || self.contexts.values().any(|other| other.device == device);
+        !self.vacant.contains(&device) && (has_context || has_created())
+    }
+
     pub(crate) fn remove(&mut self, handle: usize) -> Option<Created> {
-        self.contexts.remove(&handle)
+        let removed = self.contexts.remove(&handle)?;
+        if !removed.is_charged {
+            self.vacant.insert(removed.device);
+        }
+        Some(removed)
     }
 
     /// Removes the contexts of a device.
     pub(crate) fn remove_all(&mut self, device: usize) {
         self.contexts.retain(|_, context| context.device != device);
+        self.vacant.remove(&device);
     }
 
     pub(crate) fn device(&self, handle: usize) -> Option<usize> {

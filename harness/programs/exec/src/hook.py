@@ -446,10 +446,14 @@ def _note_library(module):
     """Names a library, in case that the process is killed, and writes its statistics before its own exit handler, which closes its devices."""
     global _shows_handled_errors
 
-    _libraries.note_import(module)
-    if _shows_handled_errors is None:
-        _shows_handled_errors = _libraries.watch_handled_errors(_note_error_of_library)
-    _write_statistics_of_libraries(is_end=False, asks=False)
+    # The program's import must succeed in any case.
+    try:
+        _libraries.note_import(module)
+        if _shows_handled_errors is None:
+            _shows_handled_errors = _libraries.watch_handled_errors(_note_error_of_library)
+        _write_statistics_of_libraries(is_end=False, asks=False)
+    except Exception:
+        pass
     atexit.register(_write_statistics_of_libraries)
     if _copies and "torch" not in sys.modules:
         _copies.offer_now(_core, _take_over)

@@ -136,10 +136,16 @@ def imported():
 
 
 def version(library):
-    """Taichi's version is a tuple, and Numba's is that of a package."""
+    """Taichi's version is a tuple. That of Numba's GPU code is the version of its package, or of numba, which had the same code."""
     from importlib import metadata
 
-    found = getattr(sys.modules[library.MODULE], "__version__", None) or metadata.version(library.DISTRIBUTION)
+    found = getattr(sys.modules[library.MODULE], "__version__", None)
+    for package in (library.DISTRIBUTION, library.MODULE.partition(".")[0]):
+        if not found:
+            try:
+                found = metadata.version(package)
+            except metadata.PackageNotFoundError:
+                found = ""
     return ".".join(map(str, found)) if isinstance(found, tuple) else str(found)
 
 

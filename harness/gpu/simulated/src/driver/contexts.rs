@@ -65,9 +65,10 @@ export! {
     cuDeviceGetP2PAttribute, cudaDeviceGetP2PAttribute(
         value: Out<'_, c_int>, attribute: c_int, first: c_int, second: c_int
     ) = remember(device(first).and(device(second)).and_then(|_| match attribute {
+        _ if first == second => Err(Code::InvalidDevice),
         PERFORMANCE_RANK => put(value, 0),
         ACCESS_SUPPORTED | NATIVE_ATOMICS | ARRAY_ACCESS => {
-            put(value, c_int::from(first != second && machine().settings.gpu.reaches_peers()))
+            put(value, c_int::from(machine().settings.gpu.reaches_peers()))
         }
         _ => Err(Code::InvalidValue),
     }));
@@ -114,14 +115,33 @@ fn disable(peer: usize) -> Result<(), Code> {
     }
 }
 
-/// The index of the device with a PCI address, such as `0000:0f:00.0`.
+/// The domain, bus, device and function of a PCI address; a missing domain or function is 0.
+fn numbers(address: &str) -> Option<[u32; 4]> {
+    let (place, function) = address.split_once('.').unwrap_or((address, "0"));
+    let parts: Vec<&str> = place.split(':').collect();
+    let [domain, bus, device] = match parts.as_slice() {
+        [domain, bus, device] => [domain, bus, device],
+        [bus, device] => [&"0", bus, device],
+        _ => return None,
+    };
+    let number = |text: &str| u32::from_str_radix(text, 16).ok();
+    Some([
+        number(domain)?,
+        number(bus)?,
+        number(device)?,
+        number(function)?,
+    ])
+}
+
+/// The index of the device with a PCI address in one of CUDA's forms: `0000:0f:00.0`, `0000:0f:00`
+/// and `0f:00.0`.
 fn named(address: Text<'_>) -> Result<c_int, Code> {
     let address = address.get().ok_or(Code::InvalidValue)?;
-    let wanted = address.to_str().map_err(|_| Code::InvalidDevice)?;
+    let wanted = numbers(address.to_str().map_err(|_| Code::InvalidDevice)?);
     machine()
         .visible
         .iter()
-        .position(|number| pci_address(*number).eq_ignore_ascii_case(wanted))
+        .position(|number| wanted.is_some() && numbers(&pci_address(*number)) == wanted)
         .and_then(|index| c_int::try_from(index).ok())
         .ok_or(Code::InvalidDevice)
 }

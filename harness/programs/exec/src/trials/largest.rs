@@ -10,7 +10,7 @@ use std::ffi::OsString;
 use std::str::FromStr;
 
 use harness_allocator::units::Bytes;
-use harness_gpu_settings::attempts::Outcome;
+use harness_gpu_settings::attempts::{Attempt, Outcome};
 use harness_trace::program::{Replayed, Scaled};
 use serde::Serialize;
 
@@ -18,6 +18,7 @@ use super::observed::{Ending, Observed};
 use super::runner::First;
 use super::settings::Basis;
 use super::{Trial, each, replay};
+use crate::torch_record::Caller;
 
 /// The most values of a parameter.
 const MOST_VALUES: u64 = 1 << 20;
@@ -177,6 +178,8 @@ pub struct LargestSearch<'a, E> {
     pub run: &'a RunCase<'a, E>,
     pub progress: &'a (dyn Fn() + Sync),
     pub context_overhead: Bytes,
+    /// `true` if libraries take memory, which recordings do not contain.
+    pub memory_of_libraries: bool,
     /// `true` to accept out of memory errors that the program survives.
     pub allow_ooms: bool,
     pub jobs: usize,
@@ -253,8 +256,10 @@ impl<E: Send> LargestSearch<'_, E> {
             is_interrupted: false,
         };
         let mut models: Vec<Model> = Vec::new();
+        // Ranks of parallel runs would meet at one port.
+        let mut jobs = 1;
         for case in self.cases {
-            let Some(row) = self.row(case, &mut models)? else {
+            let Some(row) = self.row(case, &mut models, &mut jobs)? else {
                 report.is_interrupted = true;
                 break;
             };
@@ -267,7 +272,12 @@ impl<E: Send> LargestSearch<'_, E> {
     }
 
     /// Returns `None` if the user interrupted.
-    fn row(&self, case: &LargestCase, models: &mut Vec<Model>) -> Result<Option<LargestRow>, E> {
+    fn row(
+        &self,
+        case: &LargestCase,
+        models: &mut Vec<Model>,
+        jobs: &mut usize,
+    ) -> Result<Option<LargestRow>, E> {
         let values = &self.parameter.values;
         if let Some(row) = self.predicted(case, models) {
             return Ok(Some(row));
@@ -288,7 +298,9 @@ impl<E: Send> LargestSearch<'_, E> {
             let fitting = guess.as_ref().map(|guess| guess.fitting);
             let tried = self.next((low, high), fitting, is_near);
             let run = |index: &usize| (self.run)(case, values[*index]);
-            let runs = each(self.jobs, &tried, self.progress, run)?;
+            let runs = each(*jobs, &tried, self.progress, run)?;
+            let meets_at_port = runs.iter().flatten().any(|run| run.observed.port.is_some());
+            *jobs = if meets_at_port { 1 } else { self.jobs };
             row.runs += tried.len();
             for (index, run) in tried.into_iter().zip(runs) {
                 let Some(run) = run else { return Ok(None) };
@@ -300,7 +312,12 @@ impl<E: Send> LargestSearch<'_, E> {
                         return Ok(Some(row));
                     }
                 };
-                learn(models, case, values[index], run);
+                learn(
+                    models,
+                    case,
+                    (values[index], run),
+                    !self.memory_of_libraries,
+                );
             }
             let is_right = |guess: &Guess| {
                 known.open(values.len()) == (guess.fitting, guess.fitting)
@@ -470,23 +487,18 @@ impl<E: Send> LargestSearch<'_, E> {
             Some(line) => format!(": {line}"),
             None => String::new(),
         };
-        let has_oom = run.ooms > Some(0) || run.ended_out_of_memory;
-        let too_large = || {
-            let refused = run
-                .attempts
-                .iter()
-                .rfind(|made| made.outcome == Outcome::Refused);
-            let free = |held: Bytes| {
-                case.trial
-                    .memory
-                    .saturating_sub(self.context_overhead)
-                    .saturating_sub(held)
-            };
-            let frame = run.errors.first().and_then(|error| error.frames.first());
-            Tried::TooLarge {
-                lacks: refused.map(|made| made.size.saturating_sub(free(made.held))),
-                location: frame.map(crate::errors::ErrorFrame::short),
-            }
+        let is_refused = |made: &Attempt| made.outcome == Outcome::Refused;
+        // A program that calls CUDA itself has no errors of a library.
+        let is_refused_itself =
+            run.caller == Caller::Program && run.attempts.iter().any(is_refused);
+        let has_oom = run.ooms > Some(0) || run.ended_out_of_memory || is_refused_itself;
+        let too_large = || Tried::TooLarge {
+            lacks: self.lacking(case, run),
+            location: run
+                .errors
+                .first()
+                .and_then(|error| error.frames.first())
+                .map(crate::errors::ErrorFrame::short),
         };
         match run.ending {
             Ending::By(end) if end.exit_code() == 0 => match &run.unreported {
@@ -502,10 +514,35 @@ impl<E: Send> LargestSearch<'_, E> {
                     peak_reserved: run.peak_reserved,
                 }),
             },
-            _ if has_oom => Ok(too_large()),
+            Ending::By(_) if has_oom && (run.ended_out_of_memory || run.error.is_none()) => {
+                Ok(too_large())
+            }
+            Ending::Hang if has_oom => Ok(too_large()),
             Ending::By(end) => Err(format!("ends with exit code {}{}", end.exit_code(), last())),
             Ending::Hang => Err("exceeds its time limit".to_owned()),
         }
+    }
+
+    /// Returns how much memory the device lacked at the first out of memory error. `None` if other
+    /// processes or libraries hold memory too.
+    fn lacking(&self, case: &LargestCase, run: &Observed) -> Option<Bytes> {
+        if run.processes > 1 || self.memory_of_libraries {
+            return None;
+        }
+        let before = run.errors.first().map_or(usize::MAX, |error| {
+            usize::try_from(error.attempts).unwrap_or(usize::MAX)
+        });
+        let made = run
+            .attempts
+            .iter()
+            .take(before)
+            .rfind(|made| made.outcome == Outcome::Refused)?;
+        let free = case
+            .trial
+            .memory
+            .saturating_sub(self.context_overhead)
+            .saturating_sub(made.held);
+        Some(made.size.saturating_sub(free)).filter(|lacking| *lacking > Bytes::ZERO)
     }
 }
 
@@ -517,7 +554,12 @@ fn peak_at(known: &Known, index: usize) -> Option<Bytes> {
 }
 
 /// Adds what a run requested to the model of its case.
-fn learn(models: &mut Vec<Model>, case: &LargestCase, value: u64, run: First) {
+fn learn(
+    models: &mut Vec<Model>,
+    case: &LargestCase,
+    (value, run): (u64, First),
+    is_predictable: bool,
+) {
     let Some(recorded) = run.recorded else { return };
     let own = models.iter().position(|model| model.of.is_like(case));
     let index = own.unwrap_or(models.len());
@@ -529,7 +571,7 @@ fn learn(models: &mut Vec<Model>, case: &LargestCase, value: u64, run: First) {
             is_confirmed: false,
         });
     }
-    models[index].is_usable &= !run.observed.reads_free_memory;
+    models[index].is_usable &= !run.observed.reads_free_memory && is_predictable;
     // Failed runs do not show all requests, and other settings give other recordings.
     let is_comparable = models[index].of.trial.alloc_conf == case.trial.alloc_conf;
     let Some(program) = recorded.ok().filter(|_| is_comparable) else {

@@ -158,12 +158,20 @@ fn interpolated(points: &[(u64, u64)], at: u64) -> u64 {
                 (y1, (at - x0) * (at - x2), (x1 - x0) * (x1 - x2)),
                 (y2, (at - x0) * (at - x1), (x2 - x0) * (x2 - x1)),
             ];
-            let common: i128 = terms.iter().map(|(.., divisor)| divisor).product();
-            let sum: Option<i128> = terms
-                .iter()
-                .map(|(y, factor, divisor)| y.checked_mul(*factor)?.checked_mul(common / divisor))
-                .sum();
-            sum.map_or_else(|| line(at), |sum| sum.div_euclid(common))
+            let common = terms.iter().try_fold(1_i128, |product, (.., divisor)| {
+                product.checked_mul(*divisor)
+            });
+            let sum = common.and_then(|common| {
+                let term = |(y, factor, divisor): &(i128, i128, i128)| {
+                    y.checked_mul(*factor)?.checked_mul(common / divisor)
+                };
+                let sum = terms
+                    .iter()
+                    .map(term)
+                    .try_fold(0_i128, |sum, term| sum.checked_add(term?));
+                sum.map(|sum| sum.div_euclid(common))
+            });
+            sum.unwrap_or_else(|| line(at))
         }
         _ => line(at),
     };
@@ -251,6 +259,19 @@ mod tests {
         assert_eq!(other.at(300), Some(with_workspace(8 << 20)(300)));
         let unlike = one.shifted(40, program(&[1]));
         assert_eq!(unlike.at(300), None);
+    }
+
+    #[test]
+    fn large_values_without_an_exact_parabola_follow_a_line() {
+        let rounded = |value: u64| program(&[value / 3 * 4 + 100]);
+        let known = scaled(&[1 << 22, 1 << 25, 1 << 29], rounded);
+        for value in [1 << 22, 1 << 28, 1 << 30, u64::MAX >> 4] {
+            let size = size_of(&known.at(value).expect("it is known").operations[0]).0;
+            assert!(
+                size.abs_diff(value / 3 * 4) <= value >> 20,
+                "{value}: {size}"
+            );
+        }
     }
 
     #[test]

@@ -60,7 +60,7 @@ fn run_of(case: &LargestCase, sizes: &[u64]) -> First {
         observed.ooms = Some(1);
         observed.ended_out_of_memory = true;
         observed.ending = Ending::By(End::Code(1));
-        observed.errors = vec![error(1, 31)];
+        observed.errors = vec![error(sizes.len() as u64, 31)];
     }
     let recorded = if lacks > 0 {
         Err("runs out of memory in its first run")
@@ -91,6 +91,7 @@ fn search_by(
         run: &run,
         progress: &|| {},
         context_overhead: Bytes::ZERO,
+        memory_of_libraries: false,
         allow_ooms: false,
         jobs: 2,
     })

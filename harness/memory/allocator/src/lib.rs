@@ -19,12 +19,14 @@
 //! use harness_allocator::units::Bytes;
 //!
 //! let device = SimDevice::new(SimConfig::default()); // or `harness_cuda::CudaDevice::open(0)?`
-//! let allocator =
-//! SharedAllocator::new(CachingAllocator::new(Config::parse("expandable_segments:True")?), device);
-//! let allocation = allocator.allocate(Request::new(Bytes::mib(64)))?; // on the default stream;
-//! `.on(stream)` names another one let address: u64 = allocation.ptr().0; // for kernels and
-//! `cuMemcpy*` allocator.free(allocation.ptr())?; // from any thread, also while work of that
-//! stream uses the memory assert_eq!(allocator.stats().allocated_bytes.all.peak, 64 << 20);
+//! let config = Config::parse("expandable_segments:True")?;
+//! let allocator = SharedAllocator::new(CachingAllocator::new(config), device);
+//! // On the default stream; `.on(stream)` names another one.
+//! let allocation = allocator.allocate(Request::new(Bytes::mib(64)))?;
+//! let address: u64 = allocation.ptr().0; // for kernels and `cuMemcpy*`
+//! // From any thread, also while work of that stream uses the memory.
+//! allocator.free(allocation.ptr())?;
+//! assert_eq!(allocator.stats().allocated_bytes.all.peak, 64 << 20);
 //! # assert_ne!(address, 0);
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```

@@ -1292,8 +1292,8 @@ fn a_process_has_the_name_and_figures_of_the_libraries_that_it_uses(world: World
         (
             "import jax, onnxruntime, used; used.malloc('onnxruntime', 1 << 20)",
             "pass",
-            "JAX and ONNX Runtime, XLA's BFC allocator and ONNX Runtime's arena: reserved at the end \
-             2 MiB",
+            "JAX and ONNX Runtime, XLA's BFC allocator and ONNX Runtime's arena: reserved at the \
+             end 2 MiB",
         ),
         (
             "import jax, cupy, used; used.malloc('jax', 1 << 20); used.malloc('cupy', 1 << 20)",

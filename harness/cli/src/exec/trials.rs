@@ -150,7 +150,8 @@ impl Options {
         {
             let help = "give one; `--least-memory` always tries the orders of Linux and WSL";
             return Err(CliError::input(
-                "`--every-fault`, `--least-memory`, `--largest` and `--shard` take one `--addresses`",
+                "`--every-fault`, `--least-memory`, `--largest` and `--shard` take one \
+                 `--addresses`",
                 help,
             ));
         }

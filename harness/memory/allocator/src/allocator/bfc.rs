@@ -44,7 +44,7 @@ use std::collections::BTreeMap;
 
 use super::bfc_growth::Growth;
 use super::ort_arena::OrtArenaConfig;
-use super::pending::{Events, PendingFrees, if_exists};
+use super::pending::{Events, PendingFrees};
 use super::regions::{self, CHUNK_UNIT, ChunkId, Regions};
 use super::{Allocation, Allocator, AllocatorError, Request, answered_by};
 use crate::device::{Device, DeviceError, EventId, StreamId};
@@ -166,7 +166,7 @@ impl Default for BfcConfig {
 
 #[derive(Debug, Default)]
 pub struct BfcAllocator {
-    library: Library,
+    rules: Library,
     regions: Regions,
     /// The size of the next region, unless the request is larger, or `None` before the first one.
     next_region: Option<u64>,
@@ -194,9 +194,9 @@ impl BfcAllocator {
         Self::of(Library::OnnxRuntime(config))
     }
 
-    fn of(library: Library) -> Self {
+    fn of(rules: Library) -> Self {
         Self {
-            library,
+            rules,
             ..Self::default()
         }
     }
@@ -228,7 +228,7 @@ impl BfcAllocator {
         }
         Err(self
             .regions
-            .out_of_memory(device, request, refused, self.library.memory_limit()))
+            .out_of_memory(device, request, refused, self.rules.memory_limit()))
     }
 
     /// Finds a finished chunk of another stream: a never used one, or one whose event is complete.
@@ -299,7 +299,7 @@ impl BfcAllocator {
         if size > available {
             return Ok(Err(size));
         }
-        let growth = self.library.growth(self.next_region, limit, size);
+        let growth = self.rules.growth(self.next_region, limit, size);
         self.next_region = Some(growth.after_refusal);
         let mut bytes = growth.region.min(available);
         loop {
@@ -308,7 +308,7 @@ impl BfcAllocator {
                 return Ok(Ok(chunk));
             }
             let less = BfcConfig::after_refusal(bytes);
-            if less < size.max(self.library.least_after_refusal()) || less == bytes {
+            if less < size.max(self.rules.least_after_refusal()) || less == bytes {
                 return Ok(Err(bytes));
             }
             bytes = less;
@@ -325,7 +325,6 @@ impl BfcAllocator {
         if others.is_empty() && self.pending.is_empty() {
             return Ok(());
         }
-        self.regions.stats.num_sync_all_streams += 1;
         self.regions.wait_for(&mut self.pending, device)?;
         // Chunks that were pending may belong to other streams too.
         for other in self.regions.other_streams(stream) {
@@ -344,7 +343,7 @@ impl BfcAllocator {
     fn collect_garbage(&mut self, device: &mut dyn Device, size: u64) -> Result<bool, DeviceError> {
         let left = self.limit(device).0.saturating_sub(self.regions.reserved());
         let can_help = || left.saturating_add(self.regions.wholly_free()) >= size;
-        if self.library.collects_garbage() && can_help() {
+        if self.rules.collects_garbage() && can_help() {
             self.regions.release(device, 0)
         } else {
             Ok(false)
@@ -352,8 +351,8 @@ impl BfcAllocator {
     }
 
     fn limit(&self, device: &dyn Device) -> Bytes {
-        let configured = self.library.memory_limit();
-        match self.library {
+        let configured = self.rules.memory_limit();
+        match self.rules {
             Library::TensorFlow(_) => self.regions.limit(device, configured),
             // The arena does not know the device.
             Library::OnnxRuntime(_) => configured
@@ -366,7 +365,7 @@ impl BfcAllocator {
 
 impl Allocator for BfcAllocator {
     fn name(&self) -> &'static str {
-        match self.library {
+        match self.rules {
             Library::TensorFlow(_) => "bfc",
             Library::OnnxRuntime(_) => "ort_arena",
         }
@@ -396,7 +395,7 @@ impl Allocator for BfcAllocator {
             Some(chunk) => chunk,
             None => self.find(device, request, size)?,
         };
-        let taken = self.library.cut(size, self.regions[chunk].size);
+        let taken = self.rules.cut(size, self.regions[chunk].size);
         Ok(self.regions.hand_out(chunk, request, taken))
     }
 
@@ -418,26 +417,23 @@ impl Allocator for BfcAllocator {
         device: &mut dyn Device,
         stream: StreamId,
     ) -> Result<(), DeviceError> {
-        if stream == StreamId::DEFAULT {
-            return Ok(());
-        }
-        if_exists(device.synchronize_stream(stream))?;
-        self.regions.poll(&mut self.pending, device)?;
-        if let Some(frontier) = self.frontiers.remove(&stream) {
+        self.regions
+            .release_stream(&mut self.pending, device, stream)?;
+        if stream != StreamId::DEFAULT
+            && let Some(frontier) = self.frontiers.remove(&stream)
+        {
             self.events.give_back(frontier.event);
         }
-        self.regions.take_over(stream, StreamId::DEFAULT, u64::MAX);
         Ok(())
     }
 
     /// Waits for pending frees, then releases all regions without live chunks.
     fn empty_cache(&mut self, device: &mut dyn Device) -> Result<(), DeviceError> {
         if !self.pending.is_empty() {
-            self.regions.stats.num_sync_all_streams += 1;
             self.regions.wait_for(&mut self.pending, device)?;
         }
         self.regions.release(device, 0)?;
-        if let Library::OnnxRuntime(config) = &self.library {
+        if let Library::OnnxRuntime(config) = &self.rules {
             self.next_region = Some(config.initial_growth_chunk_size_bytes.0);
         }
         Ok(())
@@ -452,7 +448,7 @@ impl Allocator for BfcAllocator {
             .for_each(|frontier| self.events.give_back(frontier.event));
         self.events.close(device)?;
         self.regions.close(device)?;
-        *self = Self::of(self.library.clone());
+        *self = Self::of(self.rules.clone());
         Ok(())
     }
 }

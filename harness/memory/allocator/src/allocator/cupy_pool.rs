@@ -27,7 +27,7 @@
 //!   otherwise fail.
 //! * CuPy keeps the free chunks of destroyed streams. Here the default stream gets them.
 
-use super::pending::{PendingFrees, if_exists};
+use super::pending::PendingFrees;
 use super::regions::{self, ChunkId, Regions};
 use super::{Allocation, Allocator, AllocatorError, Request, answered_by};
 use crate::device::{Device, DeviceError, DevicePtr, StreamId};
@@ -128,18 +128,13 @@ impl CupyPool {
     ) -> Result<Option<ChunkId>, DeviceError> {
         self.regions.stats.num_alloc_retries += 1;
         if !self.pending.is_empty() {
-            self.wait_for_pending(device)?;
+            self.regions.wait_for(&mut self.pending, device)?;
             if let Some(chunk) = self.regions.best_fit(stream, size) {
                 return Ok(Some(chunk));
             }
         }
         self.regions.release(device, 0)?;
         Ok(None)
-    }
-
-    fn wait_for_pending(&mut self, device: &mut dyn Device) -> Result<(), DeviceError> {
-        self.regions.stats.num_sync_all_streams += 1;
-        self.regions.wait_for(&mut self.pending, device)
     }
 }
 
@@ -182,25 +177,19 @@ impl Allocator for CupyPool {
         self.regions.record_use(allocation, stream)
     }
 
-    /// Moves the stream's free chunks to the default stream.
     fn release_stream(
         &mut self,
         device: &mut dyn Device,
         stream: StreamId,
     ) -> Result<(), DeviceError> {
-        if stream == StreamId::DEFAULT {
-            return Ok(());
-        }
-        if_exists(device.synchronize_stream(stream))?;
-        self.regions.poll(&mut self.pending, device)?;
-        self.regions.take_over(stream, StreamId::DEFAULT, u64::MAX);
-        Ok(())
+        self.regions
+            .release_stream(&mut self.pending, device, stream)
     }
 
     /// Releases all free regions, as `free_all_blocks` does, after pending frees.
     fn empty_cache(&mut self, device: &mut dyn Device) -> Result<(), DeviceError> {
         if !self.pending.is_empty() {
-            self.wait_for_pending(device)?;
+            self.regions.wait_for(&mut self.pending, device)?;
         }
         self.regions.release(device, 0).map(drop)
     }

@@ -13,8 +13,10 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::{
-    Allocation, AllocatorError, Handle, OomCause, Request, live::out_of_memory,
-    pending::PendingFrees, slab::Slab,
+    Allocation, AllocatorError, Handle, OomCause, Request,
+    live::out_of_memory,
+    pending::{PendingFrees, if_exists},
+    slab::Slab,
 };
 use crate::device::{Device, DeviceError, DevicePtr, MemoryRange, StreamId};
 use crate::stats::{BlockInfo, BlockState, MemoryStats, PoolKind, SegmentInfo};
@@ -247,6 +249,7 @@ impl Regions {
         pending: &mut PendingFrees<ChunkId>,
         device: &mut dyn Device,
     ) -> Result<(), DeviceError> {
+        self.stats.num_sync_all_streams += 1;
         let (done, waited) = pending.wait_for(device, |_| true);
         done.into_iter().for_each(|chunk| self.complete_free(chunk));
         waited
@@ -286,6 +289,22 @@ impl Regions {
             from = StreamId(next);
         }
         streams
+    }
+
+    /// Moves the free chunks of a stream to the default stream, after the work of the stream.
+    pub(super) fn release_stream(
+        &mut self,
+        pending: &mut PendingFrees<ChunkId>,
+        device: &mut dyn Device,
+        stream: StreamId,
+    ) -> Result<(), DeviceError> {
+        if stream == StreamId::DEFAULT {
+            return Ok(());
+        }
+        if_exists(device.synchronize_stream(stream))?;
+        self.poll(pending, device)?;
+        self.take_over(stream, StreamId::DEFAULT, u64::MAX);
+        Ok(())
     }
 
     /// Moves the chunks that another stream freed up to a time to this stream. The caller has

@@ -102,8 +102,8 @@ extern "C" fn __cudaPushCallConfiguration(
     0
 }
 
-/// Checks the sizes of a grid and a block
-/// (<https://docs.nvidia.com/cuda/cuda-c-programming-guide/#features-and-technical-specifications>).
+/// Checks the sizes of a grid and a block:
+/// <https://docs.nvidia.com/cuda/cuda-c-programming-guide/#features-and-technical-specifications>
 const fn allowed(grid: Dim3, block: Dim3) -> bool {
     let none =
         grid.x == 0 || grid.y == 0 || grid.z == 0 || block.x == 0 || block.y == 0 || block.z == 0;

@@ -1,5 +1,5 @@
-//! Shared libraries with the two functions of PyTorch's `CUDAPluggableAllocator`
-//! (<https://docs.pytorch.org/docs/stable/notes/cuda.html#using-custom-memory-allocators-for-cuda>).
+//! Shared libraries with the two functions of PyTorch's `CUDAPluggableAllocator`:
+//! <https://docs.pytorch.org/docs/stable/notes/cuda.html#using-custom-memory-allocators-for-cuda>
 //!
 //! The library runs in its own process, the *host* (`harness library-host`). Its CUDA calls are
 //! passed to this process and made on the device of the run ([`wire`]). So it works on a simulated

@@ -571,7 +571,9 @@ fn learn(
             is_confirmed: false,
         });
     }
-    models[index].is_usable &= !run.observed.reads_free_memory && is_predictable;
+    // PyTorch reads the amount of free memory for the text of an out-of-memory error.
+    let adapts = run.observed.reads_free_memory && run.observed.ooms == Some(0);
+    models[index].is_usable &= !adapts && is_predictable;
     // Failed runs do not show all requests, and other settings give other recordings.
     let is_comparable = models[index].of.trial.alloc_conf == case.trial.alloc_conf;
     let Some(program) = recorded.ok().filter(|_| is_comparable) else {

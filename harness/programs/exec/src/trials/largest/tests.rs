@@ -59,6 +59,7 @@ fn run_of(case: &LargestCase, sizes: &[u64]) -> First {
         last.held = case.trial.memory;
         observed.ooms = Some(1);
         observed.ended_out_of_memory = true;
+        observed.reads_free_memory = true; // for the text of the error
         observed.ending = Ending::By(End::Code(1));
         observed.errors = vec![error(sizes.len() as u64, 31)];
     }

@@ -2803,7 +2803,12 @@ fn the_largest_value_that_fits_is_found_on_each_gpu(world: World) {
             2,
             "are for one run",
         ),
-        (&[], &["{count}", "2000"], 1, "No count from 1 fits"),
+        (
+            &[],
+            &["{count}", "2000"],
+            1,
+            "The smallest count, 1, does not fit.",
+        ),
         (
             &[],
             &["{count}", "no"],

@@ -22,31 +22,23 @@ fn sentence(report: &LargestReport) -> String {
         [] => "No row was finished.".to_owned(),
         [row] => match (row.largest, &row.next) {
             _ if row.failure.is_some() => format!("The largest {name} is unknown."),
-            (Some(largest), None) => format!("Every {name} up to {largest} fits."),
+            (Some(largest), None) => format!("The largest {name}, {largest}, fits."),
             (Some(largest), Some(_)) => format!("The largest {name} that fits is {largest}."),
-            (None, _) => format!("No {name} from {} fits.", report.smallest),
+            (None, _) => format!("The smallest {name}, {}, does not fit.", report.smallest),
         },
         rows => format!("The largest {name} that fits, in {} cases:", rows.len()),
     }
 }
 
 fn grid(report: &LargestReport) -> Grid {
-    let others: Vec<&String> = report
-        .rows
-        .iter()
-        .flat_map(|row| row.others.keys())
-        .collect();
-    let others: Vec<&String> = others
-        .iter()
-        .take(report.rows.first().map_or(0, |row| row.others.len()))
-        .copied()
-        .collect();
+    let first = report.rows.first();
+    let others = first.into_iter().flat_map(|row| row.others.keys().cloned());
     let has_settings = report.rows.iter().any(|row| row.alloc_conf.is_some());
     let name = &report.parameter;
     let heads = ["GPU".to_owned(), "memory".to_owned()]
         .into_iter()
         .chain(has_settings.then(|| "settings".to_owned()))
-        .chain(others.iter().map(|name| (*name).clone()))
+        .chain(others)
         .chain([
             format!("largest {name}"),
             "peak reserved".to_owned(),
@@ -101,7 +93,7 @@ fn notes(report: &LargestReport) -> Vec<String> {
         .any(|row| row.failure.is_none() && row.next.is_none())
     {
         notes.push(format!(
-            "Where no next value is shown, every {name} fits: {} is the last that was asked for.",
+            "Where no next value is shown, the largest {name}, {}, fits.",
             report.largest
         ));
     }

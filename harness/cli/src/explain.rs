@@ -11,6 +11,7 @@ use harness_report::explain::{json, markdown, text};
 use harness_report::terminal::Style;
 use harness_trace::snapshot::Snapshot;
 
+use super::browser::Browser;
 use super::categories::CategoryOptions;
 use super::error::{CliError, Failures};
 use super::{arguments, device, exit::Exit, jobs, snapshots, terminal};
@@ -24,6 +25,7 @@ const EXAMPLES: &str = "Examples:
   harness explain program.trace --memory 24GiB  a trace or an RMM log, replayed in simulation
   harness explain memory_snapshot.pickle --format markdown --out memory.md
   harness explain snapshots/ --format html --out memory.html
+  harness explain memory_snapshot.pickle --open  the page memory_snapshot.html in a browser
 
 torch.cuda.memory._dump_snapshot(FILE) writes a snapshot. This code writes one when memory runs out:
   torch.cuda.memory._record_memory_history()
@@ -58,13 +60,16 @@ pub(super) struct Explain {
     at: Option<At>,
     #[command(flatten)]
     categories: CategoryOptions,
-    /// The output format.
-    #[arg(long, default_value = "text", value_name = "FORMAT")]
-    format: Format,
+    /// The output format [default: `html` with `--open`, else `text`].
+    #[arg(long, value_name = "FORMAT")]
+    format: Option<Format>,
     /// Write to this file instead of standard output. The picture of a markdown document goes into
-    /// the same folder.
+    /// the same folder. With `--open`, the default is the name of the snapshot with the ending
+    /// `.html`, in the current folder.
     #[arg(long, value_name = "FILE")]
     out: Option<PathBuf>,
+    #[command(flatten)]
+    browser: Browser,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -98,7 +103,10 @@ struct Explained {
 }
 
 impl Explain {
-    pub(super) fn run(self) -> Result<Exit, Failures> {
+    pub(super) fn run(mut self) -> Result<Exit, Failures> {
+        if self.browser.is_asked_for() {
+            self.choose_page()?;
+        }
         let files = snapshots::files(&self.paths)?;
         let rules = self.categories.rules()?;
         let made = snapshots::each(&files, |path| self.explain(path, &self.read(path)?, &rules));
@@ -114,6 +122,10 @@ impl Explain {
             return Err(Failures(failures));
         };
         self.write(&explained, first)?;
+        if let Some(page) = self.out.as_deref().filter(|_| self.browser.is_asked_for()) {
+            terminal::message(format_args!("page: {}", page.display()));
+            self.browser.show(page);
+        }
         // Unreadable files do not prevent the explanation of the others.
         if failures.is_empty() {
             Ok(Exit::Passed)
@@ -128,7 +140,7 @@ impl Explain {
         memory: Option<Bytes>,
         out: PathBuf,
     ) -> Result<(), Failures> {
-        let (categories, format) = (CategoryOptions::default(), Format::Html);
+        let (categories, format) = (CategoryOptions::default(), Some(Format::Html));
         Self {
             paths,
             memory,
@@ -138,9 +150,32 @@ impl Explain {
             categories,
             format,
             out: Some(out),
+            browser: Browser::default(),
         }
         .run()
         .map(drop)
+    }
+
+    fn format(&self) -> Format {
+        self.format.unwrap_or(Format::Text)
+    }
+
+    /// `--open` shows an HTML page in a file.
+    fn choose_page(&mut self) -> Result<(), CliError> {
+        if *self.format.get_or_insert(Format::Html) != Format::Html {
+            return Err(CliError::input(
+                "`--open` shows a page, and `--format` requests another document",
+                "leave one of them out, or give `--format html`",
+            ));
+        }
+        if self.out.is_none() {
+            let name = self.paths.first().and_then(|path| path.file_name());
+            let name = name.map(|name| name.to_string_lossy().into_owned());
+            let name = name.unwrap_or_else(|| "snapshots".to_owned());
+            let stem = snapshots::stem(&name);
+            self.out = Some(PathBuf::from(format!("{stem}.html")));
+        }
+        Ok(())
     }
 
     /// Reads a snapshot, or records one from the replay of a trace or an RMM log.
@@ -185,8 +220,8 @@ impl Explain {
             let explanation = causes::explain_by(snapshot, device, options, rules)
                 .map_err(|error| invalid(path, &error))?;
             let name = name(device);
-            let shown =
-                (self.format == Format::Html).then(|| RankData::new(&name, snapshot, &explanation));
+            let shown = (self.format() == Format::Html)
+                .then(|| RankData::new(&name, snapshot, &explanation));
             Ok(Explained {
                 name,
                 explanation,
@@ -214,7 +249,7 @@ impl Explain {
             })
             .collect();
         let overview = (ranks.len() > 1).then(|| ranks::overview(&ranks));
-        let document = match self.format {
+        let document = match self.format() {
             Format::Text => match &overview {
                 Some(overview) => text::render_ranks(overview, named, style, width),
                 None => text::render(named.0, named.1, style, width),
@@ -259,7 +294,7 @@ impl Explain {
         };
         match &self.out {
             Some(out) => terminal::save(out, &document),
-            None if self.format == Format::Text => terminal::print(&document),
+            None if self.format() == Format::Text => terminal::print(&document),
             None => terminal::print_document(&document),
         }
     }

@@ -21,6 +21,7 @@ use harness_report::fleet::{FleetSummary, html, render};
 use self::cloud::Cloud;
 use self::rows::{Journal, Table};
 use self::sources::{Source, Sources};
+use super::browser::Browser;
 use super::error::{CliError, Failures};
 use super::{Format, arguments, built, exit::Exit, explain::Explain, interrupt, terminal};
 
@@ -73,6 +74,8 @@ struct Output {
     /// The format on standard output.
     #[arg(long, default_value = "text", value_name = "FORMAT")]
     format: Format,
+    #[command(flatten)]
+    browser: Browser,
 }
 
 #[derive(Subcommand)]
@@ -229,6 +232,7 @@ impl Output {
         self.format.print(&summary, || {
             format!("{}\n{place}\n", render(&summary, style, width))
         })?;
+        self.browser.show(&page);
         Ok(Exit::Passed)
     }
 

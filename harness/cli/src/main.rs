@@ -9,12 +9,14 @@
 mod advise;
 mod arguments;
 mod bench;
+mod browser;
 mod built;
 mod calibrate;
 mod categories;
 mod check;
 mod ci;
 mod compare;
+mod demo;
 mod device;
 mod doctor;
 mod error;
@@ -90,6 +92,7 @@ fn run() -> ExitCode {
         }
         Command::LibraryHost(command) => return command.run(),
         Command::ScenarioProcess(command) => return command.run(),
+        Command::Demo(command) => command.run(),
         Command::Run(command) => command.run(),
         Command::Explain(command) => command.run(),
         Command::Fleet(command) => command.run(),
@@ -159,6 +162,7 @@ impl Format {
 
 #[derive(Subcommand)]
 enum Command {
+    Demo(demo::Demo),
     Run(run::Run),
     Exec(exec::Exec),
     Squeeze(squeeze::Squeeze),

@@ -22,6 +22,12 @@ pub(crate) fn files(paths: &[PathBuf]) -> Result<Vec<PathBuf>, CliError> {
     inputs::expand(paths, ("snapshot", &ENDINGS.join(", ")), is_named_so, sort)
 }
 
+/// A file's name without the ending of a snapshot.
+pub(crate) fn stem(name: &str) -> &str {
+    let stem = |ending: &&str| name.strip_suffix(*ending);
+    ENDINGS.iter().find_map(stem).unwrap_or(name)
+}
+
 /// Returns whether a file's name is that of a snapshot.
 pub(crate) fn is_named_so(path: &Path) -> bool {
     let name = path

@@ -323,6 +323,7 @@ fn git_ignores_the_places_that_commands_write_to_by_default() {
     let is_ignored = |path: &str| git(&["check-ignore", "--quiet", path]);
     for path in [
         "fleet/fleet.html",
+        "harness-demo/oom.html",
         "measured.tsv",
         "reports/runs/0001-oom_retry-sim/report.md",
         "reports/runs/bench/README.md",

@@ -8,6 +8,7 @@ mod calibrate;
 mod ci_files;
 mod commands;
 mod cuda_device;
+mod demo;
 mod docs;
 mod example_report;
 mod explain;

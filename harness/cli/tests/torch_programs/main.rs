@@ -248,6 +248,11 @@ fn main() -> ExitCode {
         a_broken_recovery_is_reported_as_in_the_readme,
     ));
     trials.push(of_python(
+        "a broken recovery is recorded in the demo",
+        &python,
+        a_broken_recovery_is_recorded_in_the_demo,
+    ));
+    trials.push(of_python(
         "a correct recovery survives on a squeezed GPU",
         &python,
         a_correct_recovery_survives_on_a_squeezed_gpu,
@@ -1276,6 +1281,31 @@ fn a_broken_recovery_is_reported_as_in_the_readme(python: &Path) -> Result<(), F
             output.status
         )
         .into());
+    }
+    Ok(())
+}
+
+/// `harness demo` shows this recording.
+fn a_broken_recovery_is_recorded_in_the_demo(python: &Path) -> Result<(), Failed> {
+    let path = root().join("harness/cli/src/demo/broken_recovery.json");
+    let options = "exec --memory 4GiB --every-fault=sample:4 --expect recovers --format json --";
+    let output = harness()
+        .args(options.split(' '))
+        .arg(python)
+        .arg("broken_recovery.py")
+        .current_dir(folder())
+        .env_remove("PYTORCH_ALLOC_CONF")
+        .output()?;
+    let recorded = String::from_utf8_lossy(&output.stdout);
+    let folder = folder().canonicalize()?;
+    let recorded = recorded.replace(&format!("{}/", folder.display()), "");
+    if output.status.code() == Some(1) && std::env::var_os("UPDATE").is_some() {
+        std::fs::write(path, recorded)?;
+    } else if output.status.code() != Some(1) || recorded != std::fs::read_to_string(path)? {
+        let status = output.status;
+        return Err(
+            format!("{status}, and not as in the demo; UPDATE=1 renews it: {recorded}").into(),
+        );
     }
     Ok(())
 }

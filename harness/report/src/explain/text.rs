@@ -1,5 +1,5 @@
-//! Explanations for a terminal: [`render`] shows one, [`render_ranks`] several,
-//! [`render_comparison`] the differences of two.
+//! Explanations for a terminal: [`render`] shows one, [`render_causes`] its beginning,
+//! [`render_ranks`] several, [`render_comparison`] the differences of two.
 
 use std::fmt::Display;
 
@@ -23,22 +23,7 @@ const DIFFERENCES: usize = 12;
 /// the request failed, the pinned memory, and leak suspects. Tables fit into `width` columns;
 /// `None` is for files and pipes.
 pub fn render(name: &str, explanation: &Explanation, style: Style, width: Option<usize>) -> String {
-    let mut out = Text::new(style, width);
-    out.wrapped(
-        &format!(
-            "{name}: {}",
-            moment(&explanation.moment, explanation.device)
-        ),
-        2,
-    );
-    out.important(&explanation.headline, explanation.request.is_some());
-    out.line("");
-    let total = explanation.device_total;
-    out.wrapped(
-        &format!("Where the {total} are ({} bytes):", total.get()),
-        2,
-    );
-    out.table(&causes(explanation), 4, None);
+    let mut out = begun(name, explanation, style, width);
     if let Some(request) = &explanation.request {
         out.line("");
         out.wrapped(&self::request(request, explanation), 2);
@@ -71,6 +56,36 @@ pub fn render(name: &str, explanation: &Explanation, style: Style, width: Option
         .iter()
         .for_each(|note| out.wrapped(&format!("note: {note}"), 6));
     out.text
+}
+
+/// Renders the main sentence and the causes.
+pub fn render_causes(
+    name: &str,
+    explanation: &Explanation,
+    style: Style,
+    width: Option<usize>,
+) -> String {
+    begun(name, explanation, style, width).text
+}
+
+fn begun(name: &str, explanation: &Explanation, style: Style, width: Option<usize>) -> Text {
+    let mut out = Text::new(style, width);
+    out.wrapped(
+        &format!(
+            "{name}: {}",
+            moment(&explanation.moment, explanation.device)
+        ),
+        2,
+    );
+    out.important(&explanation.headline, explanation.request.is_some());
+    out.line("");
+    let total = explanation.device_total;
+    out.wrapped(
+        &format!("Where the {total} are ({} bytes):", total.get()),
+        2,
+    );
+    out.table(&causes(explanation), 4, None);
+    out
 }
 
 /// Renders several snapshots: which failed, their differences, and the first that failed in full.

@@ -142,7 +142,12 @@ impl From<DeviceError> for CliError {
 }
 
 /// Help for a build without a Cargo feature.
-#[cfg(not(all(feature = "cloud", feature = "mcp", feature = "parquet")))]
+#[cfg(not(all(
+    feature = "cloud",
+    feature = "mcp",
+    feature = "parquet",
+    feature = "shell"
+)))]
 pub(crate) fn with_feature(feature: &str) -> String {
     format!(
         "use the Python package or the program that `ci/install` installs, or build with \

@@ -24,6 +24,7 @@ mod exec;
 mod exit;
 mod explain;
 mod fleet;
+mod help;
 mod import;
 mod inputs;
 mod interrupt;
@@ -42,6 +43,7 @@ mod report;
 mod run;
 mod scenario_process;
 mod schema;
+mod shell;
 mod shrink;
 mod simulated;
 mod snapshots;
@@ -97,6 +99,9 @@ fn run() -> ExitCode {
         Command::Explain(command) => command.run(),
         Command::Fleet(command) => command.run(),
         Command::Mcp(command) => command.run(),
+        Command::Completions(command) => command.run(),
+        Command::Man(command) => command.run(),
+        Command::Help(command) => command.run(),
         Command::Compare(command) => command.run(),
         Command::List(command) => command.run(),
         Command::Check(command) => command.run(),
@@ -122,6 +127,7 @@ fn run() -> ExitCode {
     version = built::version(),
     after_help = exit::explained(),
     arg_required_else_help = true,
+    disable_help_subcommand = true,
 )]
 struct Cli {
     /// When to use colour; `auto`: on a terminal, unless NO_COLOR is set or TERM is `dumb`.
@@ -181,6 +187,9 @@ enum Command {
     Shrink(shrink::Shrink),
     Import(import::Import),
     Mcp(mcp::Mcp),
+    Completions(shell::Completions),
+    Man(shell::Man),
+    Help(help::Help),
     #[command(hide = true)]
     LibraryHost(library_host::LibraryHost),
     #[command(hide = true)]

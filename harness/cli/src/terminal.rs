@@ -6,6 +6,7 @@
 
 use std::fmt::{self, Display};
 use std::io::{self, ErrorKind, IsTerminal, Write};
+use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::{ffi::OsStr, os::fd::AsFd, path::Path};
 
@@ -188,6 +189,31 @@ pub(crate) fn print_document(text: &str) -> Result<(), CliError> {
             )
         }),
     }
+}
+
+/// Shows a long text in the program of PAGER if standard output is a terminal.
+pub(crate) fn page(text: &str) -> Result<(), CliError> {
+    let chosen = std::env::var("PAGER").unwrap_or_else(|_| "less".to_owned());
+    let mut words = chosen.split_whitespace();
+    let (Some(program), true) = (words.next(), io::stdout().is_terminal()) else {
+        return print(text);
+    };
+    let mut pager = Command::new(program);
+    pager.args(words).stdin(Stdio::piped());
+    // Less ends if the text fits on the screen, and shows colours.
+    if std::env::var_os("LESS").is_none() {
+        pager.env("LESS", "FRX");
+    }
+    let Ok(mut pager) = pager.spawn() else {
+        return print(text);
+    };
+    if let Some(mut input) = pager.stdin.take() {
+        // A reader that quits early closes the pipe.
+        let shown = for_terminal(text, COLOUR_OUT.load(Ordering::Relaxed));
+        let _ = input.write_all(shown.as_bytes());
+    }
+    let _ = pager.wait();
+    Ok(())
 }
 
 /// Writes a file that the user named.

@@ -11,6 +11,7 @@ pub mod bench;
 pub mod explain;
 pub mod fleet;
 pub mod github;
+pub mod guide;
 pub mod json;
 pub mod junit;
 pub mod program;

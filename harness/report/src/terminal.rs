@@ -115,19 +115,22 @@ fn wrap(text: &str, width: Option<usize>, indent: usize) -> String {
 
 const LEAST_CELL: usize = 8;
 
+/// Returns whether a table fits into `width` columns whole.
+pub(super) fn fits(grid: &Grid, width: Option<usize>) -> bool {
+    width.is_none_or(|width| total(grid) <= width)
+}
+
+fn total(grid: &Grid) -> usize {
+    let columns = widths(grid).into_iter().map(|width| width + 2);
+    columns.sum::<usize>().saturating_sub(2)
+}
+
 /// Fits a table into `width` columns if possible: omits columns from the right, except the first
 /// `names`, then shortens long cells in the middle. Returns the heads of omitted columns as well.
 fn fitted(grid: &Grid, names: usize, width: Option<usize>) -> (Grid, Vec<String>) {
     let (mut grid, mut left_out) = (grid.clone(), Vec::new());
     let Some(width) = width else {
         return (grid, left_out);
-    };
-    let total = |grid: &Grid| {
-        widths(grid)
-            .iter()
-            .map(|width| width + 2)
-            .sum::<usize>()
-            .saturating_sub(2)
     };
     while total(&grid) > width && grid.columns.len() > names {
         left_out.extend(grid.columns.pop().map(|(head, _)| head));

@@ -13,6 +13,7 @@ mod docs;
 mod example_report;
 mod explain;
 mod fleet;
+mod guide;
 #[path = "../kept_report/mod.rs"]
 mod kept_report;
 mod libraries;

@@ -1,0 +1,33 @@
+use std::path::Path;
+
+use clap::CommandFactory as _;
+use clap_complete::aot::{self, Generator};
+
+use super::Shell;
+use crate::error::{CliError, Failures};
+use crate::{Cli, exit::Exit, terminal};
+
+const NAME: &str = "harness";
+
+pub(super) fn completions(shell: Shell) -> Result<Exit, Failures> {
+    match shell {
+        Shell::Bash => print(aot::Bash),
+        Shell::Zsh => print(aot::Zsh),
+        Shell::Fish => print(aot::Fish),
+    }
+}
+
+fn print(shell: impl Generator) -> Result<Exit, Failures> {
+    let mut script = Vec::new();
+    aot::generate(shell, &mut Cli::command(), NAME, &mut script);
+    terminal::print_document(&String::from_utf8_lossy(&script))?;
+    Ok(Exit::Passed)
+}
+
+pub(super) fn man(folder: &Path) -> Result<Exit, Failures> {
+    let unwritten = CliError::unwritten(folder);
+    let written = std::fs::create_dir_all(folder)
+        .and_then(|()| clap_mangen::generate_to(Cli::command(), folder));
+    written.map_err(unwritten)?;
+    Ok(Exit::Passed)
+}

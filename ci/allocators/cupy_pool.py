@@ -2,8 +2,9 @@
 
     python3 cupy_pool.py TRACE CAPACITY [limit=N]
 
-TRACE has the lines `a ID SIZE STREAM` and `f ID`. The program prints the decision of each one, in the form of a recording. Which of equally large chunks the
-pool takes, and the order of consecutive frees, depend on the addresses of Python objects. Consecutive frees are sorted by region."""
+TRACE has the lines `a ID SIZE STREAM`, `f ID` and `e`, which is `free_all_blocks`. The program prints the decision of each one, in the form of a recording.
+Which of equally large chunks the pool takes, and the order of consecutive frees, depend on the addresses of Python objects. Consecutive frees are sorted by
+region."""
 import bisect
 import ctypes
 import importlib
@@ -82,7 +83,7 @@ def decisions(trace, capacity, limit=0):
     pool = memory.SingleDeviceMemoryPool(memory.PythonFunctionAllocator(device.malloc, device.release).malloc)
     pool.set_limit(size=limit)
     for line in open(trace):
-        kind, name, *rest = line.split()
+        kind, name, *rest = [*line.split(), None]
         if kind == "a":
             stream = int(rest[1])
             try:
@@ -90,6 +91,9 @@ def decisions(trace, capacity, limit=0):
                 yield device.line(f"at {device.place(live[name].ptr)} {live[name].mem.size}")
             except memory.OutOfMemoryError:
                 yield device.line("oom")
+        elif kind == "e":
+            pool.free_all_blocks()
+            yield device.line("")
         else:
             yield device.line("freed" if live.pop(name, None) else "ignored")
 

@@ -3,7 +3,8 @@
 //
 //     ort_arena LIBRARY TRACE CAPACITY [limit=N] [strategy=0|1] [initial=N] [dead=N] [growth=N] [largest=N]
 //
-// TRACE has the lines `a ID SIZE STREAM` and `f ID`. The program prints the decision of each one, in the form of a recording. It ignores the streams.
+// TRACE has the lines `a ID SIZE STREAM`, `f ID` and `e`, which runs the model with the option `memory.enable_memory_arena_shrinkage`. The program prints
+// the decision of each one, in the form of a recording. It ignores the streams.
 // The default of each option is that of `OrtArenaCfg`.
 #include <cstdio>
 #include <cstdint>
@@ -76,7 +77,11 @@ int main(int argc, char **argv) {
     void *library = dlopen(argv[1], RTLD_NOW);
     if (!library) return fprintf(stderr, "%s\n", dlerror()), 1;
     struct Base { void **(*get)(uint32_t); const char *(*version)(); };
-    api = ((Base * (*)()) dlsym(library, "OrtGetApiBase"))()->get(25);
+    // The newest version of the table of functions. Before 23 (ONNX Runtime 1.23), the arena has no statistics, so the sizes of allocations are unknown.
+    uint32_t version = 25;
+    do api = ((Base * (*)()) dlsym(library, "OrtGetApiBase"))()->get(version);
+    while (!api && --version);
+    bool counts = version >= 23;
     // A model with one node, because only a session gives access to the arena.
     static const char model[] = "\x08\x08\x3a\x37\x0a\x10\x0a\x01\x78\x12\x01\x79\x22\x08Identity\x12\x01g\x5a\x0f\x0a\x01x\x12\x0a\x0a\x08\x08\x01\x12\x04\x0a\x02\x08\x01"
                                 "\x62\x0f\x0a\x01y\x12\x0a\x0a\x08\x08\x01\x12\x04\x0a\x02\x08\x01\x42\x02\x10\x0d";
@@ -90,6 +95,13 @@ int main(int argc, char **argv) {
     call(130, session_options, "session.use_env_allocators", "1"); // AddSessionConfigEntry
     call(8, environment, model, sizeof model - 1, session_options, &session); // CreateSessionFromArray
     call(131, session, memory, &allocator);                    // CreateAllocator
+    // The input and the output lie outside the arena, so a run only shrinks it.
+    void *shrinking, *values_of_run[2];
+    float tensors[2][1] = {};
+    int64_t shape = 1;
+    call(39, &shrinking);                                      // CreateRunOptions
+    call(165, shrinking, "memory.enable_memory_arena_shrinkage", "cpu:0"); // AddRunConfigEntry
+    for (int i = 0; i < 2; i++) call(49, memory, tensors[i], sizeof tensors[i], &shape, size_t(1), 1, &values_of_run[i]); // CreateTensorWithDataAsOrtValue
     std::map<uint64_t, std::pair<uint64_t, int>> regions;
     std::map<std::string, void *> live;
     std::string log;
@@ -98,7 +110,8 @@ int main(int argc, char **argv) {
         auto found = std::prev(regions.upper_bound(address));
         return std::to_string(found->second.second) + "+" + std::to_string(address - found->first);
     };
-    auto in_use = [&] {
+    auto in_use = [&]() -> uint64_t {
+        if (!counts) return 0;
         void *statistics;
         call(319, allocator, &statistics); // AllocatorGetStats
         uint64_t bytes = strtoull(((const char *(*)(void *, const char *)) api[297])(statistics, "InUse"), nullptr, 10); // GetKeyValue
@@ -120,7 +133,7 @@ int main(int argc, char **argv) {
             device.on = false;
             if (failed) ((void (*)(void *)) api[93])(failed); // ReleaseStatus
             if (pointer) live[id] = pointer;
-            result = pointer ? "at " + place((uint64_t) pointer) + " " + std::to_string(in_use() - before) : "oom";
+            result = pointer ? "at " + place((uint64_t) pointer) + " " + (counts ? std::to_string(in_use() - before) : "?") : "oom";
         } else if (kind == "f") {
             auto found = live.find(id);
             if (found != live.end()) {
@@ -128,6 +141,9 @@ int main(int argc, char **argv) {
                 live.erase(found);
                 result = "freed";
             } else result = "ignored";
+        } else if (kind == "e") {
+            const char *input = "x", *output = "y";
+            call(9, session, shrinking, &input, &values_of_run[0], size_t(1), &output, size_t(1), &values_of_run[1]); // Run
         }
         device.on = false;
         printf("%s%s\n", log.c_str(), result.c_str());

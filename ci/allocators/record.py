@@ -44,24 +44,31 @@ CONFIGURATIONS = [
     ("unlimited", "cupy_pool", 3, "small mixed pressure", 4 * GIB, None, {}),
     ("limited", "cupy_pool", 3, "mixed large pressure", 4 * GIB, None, {"limit": 3 * GIB + 5}),
     ("scarce", "cupy_pool", 8, "large pressure", 2 * GIB, 4 * GIB, {"limit": 3 * GIB}),
+    ("shrinking", "ort_arena", 1, "emptied", GIB, None, {"growth": 3 << 20}),
+    ("shrinking_same", "ort_arena", 1, "emptied", GIB, None, {"strategy": 1}),
+    ("emptied", "cupy_pool", 3, "emptied", GIB, None, {}),
     ("tiny", "rmm_pool", 2, "tiny", 4 * GIB, None, {"initial": 0, "maximum": 12800}),
 ]
-# The smallest and the largest request of a kind, and the bytes after which a trace only frees.
+# The smallest and the largest request of a kind, the bytes after which a trace only frees, and how often it empties the cache.
 KINDS = {
-    "tiny": (1, 1 << 11, 1 << 14),
-    "small": (1, 1 << 18, 80 << 20),
-    "mixed": (1, 1 << 26, 2 * GIB),
-    "large": (1 << 20, 1 << 29, 3 * GIB),
-    "pressure": (1, 1 << 27, 4 * GIB + GIB // 2),
+    "tiny": (1, 1 << 11, 1 << 14, 0),
+    "small": (1, 1 << 18, 80 << 20, 0),
+    "mixed": (1, 1 << 26, 2 * GIB, 0),
+    "large": (1 << 20, 1 << 29, 3 * GIB, 0),
+    "pressure": (1, 1 << 27, 4 * GIB + GIB // 2, 0),
+    "emptied": (1, 1 << 26, GIB + GIB // 4, 0.04),
 }
 
 
 def trace(kind, streams, seed=""):
-    low, high, target = KINDS[kind]
+    low, high, target, emptied = KINDS[kind]
     rng = random.Random(f"{kind} {streams}{seed}")
     common = [rng.randrange(low, high) for _ in range(12)]
     live, lines, number = {}, [], 0
     while len(lines) < OPERATIONS:
+        if emptied and rng.random() < emptied:
+            lines.append("e")
+            continue
         if live and (sum(live.values()) > target or rng.random() < 0.42):
             # Most programs free in the order of a stack, some in any order.
             name = rng.choice(list(live)) if rng.random() < 0.5 else list(live)[-1]
@@ -137,7 +144,7 @@ def settings_of(allocator, options):
     if allocator == "bfc":
         return {"memory_limit": options["limit"], "allow_growth": options.get("growth", 1) == 1, "garbage_collection": options.get("gc", 1) == 1}
     if allocator == "ort_arena":
-        names = {"limit": "max_mem", "initial": "initial_chunk_size_bytes", "dead": "max_dead_bytes_per_chunk", "largest": "max_power_of_two_extend_bytes"}
+        names = {"limit": "max_mem", "initial": "initial_chunk_size_bytes", "dead": "max_dead_bytes_per_chunk", "growth": "initial_growth_chunk_size_bytes", "largest": "max_power_of_two_extend_bytes"}
         return {names[key]: value for key, value in options.items() if key != "strategy"} | {"same_as_requested": options.get("strategy") == 1}
     if allocator == "cupy_pool":
         return {"limit": options.get("limit")}
@@ -172,8 +179,8 @@ def versions(chosen):
         theirs = {name: lines for name, _, lines in recorded({of: recorder(package, version)})}
         differing = []
         for name, lines in pinned.items():
-            equal = sum(a == b for a, b in zip(lines, theirs[name]))
-            if lines != theirs[name]:
+            equal = sum(a == b or b.endswith(" ?") and a.rsplit(" ", 1)[0] == b[:-2] for a, b in zip(lines, theirs[name]))
+            if equal < len(lines):
                 differing.append(f"{name} {equal} of {len(lines)}")
         print(f"{package} {version}: {len(pinned) - len(differing)} of {len(pinned)} recordings are equal; {', '.join(differing) or 'none differs'}", flush=True)
 

@@ -47,7 +47,7 @@ use super::ort_arena::OrtArenaConfig;
 use super::pending::{Events, PendingFrees};
 use super::regions::{self, CHUNK_UNIT, ChunkId, Regions};
 use super::{Allocation, Allocator, AllocatorError, Request, answered_by};
-use crate::device::{Device, DeviceError, EventId, StreamId};
+use crate::device::{Device, DeviceError, DevicePtr, EventId, StreamId};
 use crate::units::Bytes;
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -132,6 +132,14 @@ impl Library {
         }
     }
 
+    /// Whether the first region is never released.
+    const fn keeps_first_region(&self) -> bool {
+        match self {
+            Self::TensorFlow(_) => false,
+            Self::OnnxRuntime(config) => config.shrinkage_keeps_first_region,
+        }
+    }
+
     /// The bytes of a chunk to allocate for a request of `size`: exactly that, or the whole chunk.
     const fn cut(&self, size: u64, chunk: u64) -> u64 {
         let waste = match self {
@@ -170,6 +178,8 @@ pub struct BfcAllocator {
     regions: Regions,
     /// The size of the next region, unless the request is larger, or `None` before the first one.
     next_region: Option<u64>,
+    /// The region that [`Allocator::empty_cache`] keeps.
+    kept: Option<DevicePtr>,
     /// Chunks that were freed while other streams used them.
     pending: PendingFrees<ChunkId>,
     frontiers: BTreeMap<StreamId, Frontier>,
@@ -305,6 +315,9 @@ impl BfcAllocator {
         loop {
             if let Some(chunk) = self.regions.add(device, bytes, stream)? {
                 self.next_region = Some(growth.after_success);
+                if self.kept.is_none() && self.rules.keeps_first_region() {
+                    self.kept = Some(DevicePtr(self.regions[chunk].address));
+                }
                 return Ok(Ok(chunk));
             }
             let less = BfcConfig::after_refusal(bytes);
@@ -427,12 +440,12 @@ impl Allocator for BfcAllocator {
         Ok(())
     }
 
-    /// Waits for pending frees, then releases all regions without live chunks.
+    /// Waits for pending frees, then releases the regions without live chunks.
     fn empty_cache(&mut self, device: &mut dyn Device) -> Result<(), DeviceError> {
         if !self.pending.is_empty() {
             self.regions.wait_for(&mut self.pending, device)?;
         }
-        self.regions.release(device, 0)?;
+        self.regions.release_except(device, 0, self.kept)?;
         if let Library::OnnxRuntime(config) = &self.rules {
             self.next_region = Some(config.initial_growth_chunk_size_bytes.0);
         }

@@ -14,11 +14,16 @@
 //! * A chunk is cut if it is at least twice the request, or if `max_dead_bytes_per_chunk` or more
 //!   would be wasted.
 //!
+//! * [`super::Allocator::empty_cache`] shrinks the arena as the run option
+//!   `memory.enable_memory_arena_shrinkage` does. It releases the free regions, and the next region
+//!   has `initial_growth_chunk_size_bytes`. With `kNextPowerOfTwo`, ONNX Runtime keeps the first
+//!   region.
+//!
 //! Deliberate differences:
 //!
-//! * [`super::Allocator::empty_cache`] shrinks the arena as `memory.enable_memory_arena_shrinkage`
-//!   does after a run: the next region has `initial_growth_chunk_size_bytes`. With
-//!   `kNextPowerOfTwo`, ONNX Runtime keeps the first region. Here it is released too.
+//! * A shrink releases the first region too, unless
+//!   [`OrtArenaConfig::shrinkage_keeps_first_region`] is set. So nothing is reserved after the last
+//!   free and a shrink, as for the other allocators.
 //! * The memory fraction is a limit too.
 
 use super::bfc_growth::Growth;
@@ -42,6 +47,9 @@ pub struct OrtArenaConfig {
     pub max_dead_bytes_per_chunk: Bytes,
     pub initial_growth_chunk_size_bytes: Bytes,
     pub max_power_of_two_extend_bytes: Bytes,
+    /// True if a shrink keeps the first region, as ONNX Runtime does with `kNextPowerOfTwo`. The
+    /// default is `false`.
+    pub shrinkage_keeps_first_region: bool,
 }
 
 impl Default for OrtArenaConfig {
@@ -53,6 +61,7 @@ impl Default for OrtArenaConfig {
             max_dead_bytes_per_chunk: Bytes::mib(128),
             initial_growth_chunk_size_bytes: Bytes::mib(2),
             max_power_of_two_extend_bytes: Bytes::gib(1),
+            shrinkage_keeps_first_region: false,
         }
     }
 }

@@ -401,7 +401,7 @@ impl Regions {
             .sum()
     }
 
-    /// Releases regions without active chunks in address order, until at most `wanted` bytes are
+    /// Releases regions without active chunks in address order, until at most `down_to` bytes are
     /// reserved. The driver waits for work in flight on them. Returns whether any was released.
     /// Linear in chunks.
     pub(super) fn release(
@@ -409,10 +409,20 @@ impl Regions {
         device: &mut dyn Device,
         down_to: u64,
     ) -> Result<bool, DeviceError> {
+        self.release_except(device, down_to, None)
+    }
+
+    /// As [`Self::release`], but keeps the region at an address.
+    pub(super) fn release_except(
+        &mut self,
+        device: &mut dyn Device,
+        down_to: u64,
+        kept: Option<DevicePtr>,
+    ) -> Result<bool, DeviceError> {
         let free: Vec<(u64, Region)> = self
             .by_address
             .iter()
-            .filter(|(_, region)| self.is_free(region))
+            .filter(|&(&address, region)| kept != Some(DevicePtr(address)) && self.is_free(region))
             .map(|(&address, &region)| (address, region))
             .collect();
         let mut any = false;

@@ -68,6 +68,7 @@ struct OrtArenaSettings {
     same_as_requested: bool,
     initial_chunk_size_bytes: Option<u64>,
     max_dead_bytes_per_chunk: Option<u64>,
+    initial_growth_chunk_size_bytes: Option<u64>,
     max_power_of_two_extend_bytes: Option<u64>,
 }
 
@@ -90,11 +91,15 @@ impl OrtArenaSettings {
                 self.max_dead_bytes_per_chunk,
                 default.max_dead_bytes_per_chunk,
             ),
+            initial_growth_chunk_size_bytes: given(
+                self.initial_growth_chunk_size_bytes,
+                default.initial_growth_chunk_size_bytes,
+            ),
             max_power_of_two_extend_bytes: given(
                 self.max_power_of_two_extend_bytes,
                 default.max_power_of_two_extend_bytes,
             ),
-            ..default
+            shrinkage_keeps_first_region: !self.same_as_requested,
         }
     }
 }

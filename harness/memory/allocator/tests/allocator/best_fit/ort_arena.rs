@@ -51,11 +51,23 @@ fn a_request_fails_although_free_regions_hold_the_memory() {
 
 #[test]
 fn the_region_after_a_shrink_has_the_growth_chunk_size() {
-    let mut fixture = fixture(Bytes::mib(64), OrtArenaConfig::default());
-    let first = fixture.alloc(Bytes::mib(8));
-    fixture.free(first);
-    fixture.allocator.empty_cache(&mut *fixture.device).unwrap();
-    fixture.hold(Bytes(1), StreamId::DEFAULT);
-    assert_eq!(fixture.regions(), [Bytes::mib(2)]);
-    fixture.close();
+    for (keeps_first_region, expected) in [(false, vec![2]), (true, vec![8, 2])] {
+        let config = OrtArenaConfig {
+            shrinkage_keeps_first_region: keeps_first_region,
+            ..OrtArenaConfig::default()
+        };
+        let mut fixture = fixture(Bytes::mib(64), config);
+        let first = fixture.alloc(Bytes::mib(8));
+        let second = fixture.alloc(Bytes::mib(8));
+        fixture.free(second);
+        fixture.free(first);
+        fixture.allocator.empty_cache(&mut *fixture.device).unwrap();
+        if keeps_first_region {
+            fixture.hold(Bytes::mib(8), StreamId::DEFAULT);
+        }
+        fixture.hold(Bytes(1), StreamId::DEFAULT);
+        let expected: Vec<Bytes> = expected.into_iter().map(Bytes::mib).collect();
+        assert_eq!(fixture.regions(), expected);
+        fixture.close();
+    }
 }

@@ -20,7 +20,6 @@ const LANGUAGE: Language = Language {
     shorter: "fewer rules",
     own: &["categories"],
     foreign: &["steps"],
-    renamed: &[],
     other: ("a scenario", "harness run"),
     advice: "correct the file at this position",
 };

@@ -1,11 +1,10 @@
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
-use harness_base::printable::printable;
 use harness_scenario::{Scenario, Settings};
 
 use super::error::{CliError, Failures};
-use super::{kind, terminal};
+use super::kind;
 
 /// The catalogue's folder, relative to the root of the project.
 pub(crate) const CATALOGUE: &str = "scenarios";
@@ -83,22 +82,8 @@ pub(crate) fn load_by(
 }
 
 pub(crate) fn points(path: &Path, settings: &Settings) -> Result<Vec<Scenario>, CliError> {
-    let scenarios =
-        Scenario::load_points(path, settings).map_err(|error| match kind::of(path) {
-            Some(kind) => kind.instead_of("a scenario", path),
-            None => CliError::from(error),
-        })?;
-    for hint in scenarios
-        .iter()
-        .flat_map(|scenario| &scenario.renamed)
-        .collect::<BTreeSet<_>>()
-    {
-        terminal::message(printable(&format!(
-            "{}:{}:{}: {hint}",
-            path.display(),
-            hint.at.line,
-            hint.at.column
-        )));
-    }
-    Ok(scenarios)
+    Scenario::load_points(path, settings).map_err(|error| match kind::of(path) {
+        Some(kind) => kind.instead_of("a scenario", path),
+        None => CliError::from(error),
+    })
 }

@@ -155,8 +155,7 @@ impl<'a> Axes<'a> {
         // Two rows of marks fit above the curves.
         let top = highest.get() as f64 / unit.1 * 1.27;
         let (columns, right) = columns(runs);
-        let shows_active =
-            points().any(|point| point.active.is_some_and(|active| active != point.allocated));
+        let shows_active = points().any(|point| point.active != point.allocated);
         let shows_requests = runs
             .iter()
             .any(|run| why::failed_requests(run).next().is_some());
@@ -405,8 +404,7 @@ fn failed_requests(chart: &mut Chart<'_, '_>, run: &RunRecord, axes: &Axes<'_>) 
             .map(|at| points[at].1);
         let held = at
             .filter(|_| run.processes.is_some())
-            .and_then(|point| point.active)
-            .unwrap_or(failed_request.accounts.active);
+            .map_or(failed_request.accounts.active, |point| point.active);
         let bottom = axes.y(held).min(highest);
         let top = axes.y(held + failed_request.requested).min(highest);
         chart.draw_series([Rectangle::new(
@@ -498,7 +496,7 @@ fn curves(chart: &mut Chart<'_, '_>, run: &RunRecord, axes: &Axes<'_>) -> Drawn 
     chart.draw_series([Polygon::new(ground, ALLOCATED.mix(0.25))])?;
     if axes.shows_active {
         // The allocated line covers the active line wherever no block waits for an event.
-        let active = stairs(|point| point.active.unwrap_or(point.allocated));
+        let active = stairs(|point| point.active);
         chart.draw_series([PathElement::new(active, ACTIVE.stroke_width(2))])?;
     }
     chart.draw_series([PathElement::new(allocated, ALLOCATED.stroke_width(2))])?;
@@ -518,28 +516,17 @@ fn positions(curve: &[CurvePoint], column: impl Fn(u32) -> (f64, f64)) -> Vec<(f
     steps
         .flat_map(|step| {
             let (left, right) = column(step[0].step);
-            let (points, is_numbered) = (span(step), is_numbered(step));
-            step.iter().enumerate().map(move |(index, point)| {
-                let at = if is_numbered {
-                    (point.at - step[0].at) as f64
-                } else {
-                    index as f64
-                };
-                (left + (right - left) * at / points, point)
+            step.iter().map(move |point| {
+                let at = (point.at - step[0].at) as f64;
+                (left + (right - left) * at / span(step), point)
             })
         })
         .collect()
 }
 
-fn is_numbered(step: &[CurvePoint]) -> bool {
-    step.is_sorted_by(|a, b| a.at < b.at)
-}
-
+/// The number of points of a step, which has at least one, including dropped ones.
 fn span(step: &[CurvePoint]) -> f64 {
-    match (step.first(), step.last()) {
-        (Some(first), Some(last)) if is_numbered(step) => (last.at - first.at + 1) as f64,
-        _ => step.len() as f64,
-    }
+    (step[step.len() - 1].at - step[0].at + 1) as f64
 }
 
 #[derive(Clone, Copy, Debug, PartialEq)]

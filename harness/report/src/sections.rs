@@ -101,18 +101,11 @@ pub(super) fn memory_by_owner(run: &RunRecord, last: &StepRecord) -> Grid {
         .map_or(&last.accounts, |failed_request| &failed_request.accounts);
     let device = &accounts.device;
     let unallocated = accounts.reserved.saturating_sub(accounts.active);
-    // The counters belong to the last step of the run. If steps are unrecorded, that is not
-    // this step.
-    let after =
-        (run.unrecorded_steps == 0).then_some(Bytes(run.stats.inactive_split_bytes.all.current));
-    let split = last
-        .failed_request
-        .as_ref()
-        .map(|failed_request| failed_request.inactive_split)
-        .or(after);
-    let split = split
-        .map(|split| split.min(unallocated))
-        .filter(|&split| split > Bytes::ZERO);
+    let split = last.failed_request.as_ref().map_or(
+        Bytes(run.stats.inactive_split_bytes.all.current),
+        |failed_request| failed_request.inactive_split,
+    );
+    let split = Some(split.min(unallocated)).filter(|&split| split > Bytes::ZERO);
     let beyond = device.used.saturating_sub(
         device.context_overhead + accounts.reserved + device.external_memory + device.processes,
     );

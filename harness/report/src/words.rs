@@ -415,15 +415,13 @@ pub(super) fn unrecorded(run: &RunRecord) -> Option<String> {
         1 => "1 step more ran and is".to_owned(),
         more => format!("{more} steps more ran and are"),
     };
-    // Older builds kept the first steps only.
     let gap = run
         .steps
         .windows(2)
         .find(|pair| pair[1].number > pair[0].number + 1);
-    let after = gap
-        .map(|pair| pair[0].number)
-        .or_else(|| run.steps.last().map(|step| step.number));
-    let after = after.map_or_else(String::new, |number| format!(" after step {number}"));
+    let after = gap.map_or_else(String::new, |pair| {
+        format!(" after step {}", pair[0].number)
+    });
     Some(format!(
         "{missing} not recorded{after}: a record has a limited number of steps."
     ))

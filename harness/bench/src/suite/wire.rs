@@ -26,7 +26,6 @@ pub(super) const SUITE: Language = Language {
     shorter: "sizes and counts in lists",
     own: &["arms", "time"],
     foreign: &["steps"],
-    renamed: &[],
     other: ("a scenario", "harness run"),
     advice: ONE_DOCUMENT,
 };

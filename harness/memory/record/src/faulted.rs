@@ -63,7 +63,6 @@ pub enum FaultOutcome {
     /// The allocator reported an out-of-memory error and the run ended.
     OutOfMemory,
     /// The run ended with an error that names the call.
-    #[serde(alias = "told")]
     NamedError { error: String },
     /// A rule was broken that holds whichever calls fail.
     Defect { why: String },

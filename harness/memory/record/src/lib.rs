@@ -117,7 +117,7 @@ pub struct RunRecord {
     pub seed: u64,
     pub repetition: u32,
     pub reproduce: String,
-    /// `true` if the state was checked after every operation. Absent in records of older builds.
+    /// `true` if the state was checked after every operation. Absent if the run did not start.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub audited: Option<bool>,
     /// `true` if the run was repeated on a new device without checks, to measure times.
@@ -139,8 +139,7 @@ pub struct RunRecord {
     pub calls: DeviceCalls,
     /// The allocator's counters after the last step.
     pub stats: MemoryStats,
-    /// The figures of a run with several programs or processes. Absent for a run with one, and in
-    /// records of older builds.
+    /// The figures of a run with several programs or processes. Absent for a run with one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub processes: Option<RunProcesses>,
     /// The simulated device's charge for each operation. Empty for a real device.
@@ -252,12 +251,7 @@ pub enum Verdict {
         rest: Vec<Violation>,
     },
     /// The run did not start.
-    Skipped {
-        reason: String,
-        /// [`SkipKind::Insufficient`] in records of older builds.
-        #[serde(default)]
-        kind: SkipKind,
-    },
+    Skipped { reason: String, kind: SkipKind },
     /// Other processes used the device, so the result says nothing about the allocator. The reason
     /// describes their activity.
     Contended { reason: String },
@@ -276,7 +270,7 @@ impl Verdict {
 }
 
 /// Why a run did not start.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum SkipKind {
     /// The scenario has `skip:`, or an optional library was not built.
@@ -284,7 +278,6 @@ pub enum SkipKind {
     /// The scenario is for another kind of device or for other allocators.
     NotApplicable,
     /// The device is missing or too small, lacks a feature, or cannot run the scenario's programs.
-    #[default]
     Insufficient,
 }
 
@@ -400,8 +393,8 @@ pub struct StepRecord {
     pub notes: Vec<String>,
     pub tables: Vec<Table>,
     /// The state when the request failed, before the step freed anything. Absent if no request
-    /// failed, and in records of older builds.
-    #[serde(default, alias = "shortage", skip_serializing_if = "Option::is_none")]
+    /// failed.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub failed_request: Option<FailedRequest>,
     /// The actions of the step's recovery policies.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -605,17 +598,14 @@ impl Accounts {
 /// Sums over all programs and processes of the run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CurvePoint {
-    /// Its position among all points of the run, including dropped ones. Absent in records of older
-    /// builds.
-    #[serde(default)]
+    /// Its position among all points of the run, including dropped ones.
     pub at: u64,
     /// The step during which it was taken.
     pub step: u32,
     /// Allocated bytes, rounded by the allocator.
     pub allocated: Bytes,
-    /// Allocated bytes plus freed blocks that wait for an event. Absent in records of older builds.
-    #[serde(default)]
-    pub active: Option<Bytes>,
+    /// Allocated bytes plus freed blocks that wait for an event.
+    pub active: Bytes,
     /// Bytes reserved from the driver.
     pub reserved: Bytes,
     /// Device memory in use, without the contexts.

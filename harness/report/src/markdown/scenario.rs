@@ -214,8 +214,7 @@ impl Page {
     }
 }
 
-/// Returns whether the run was checked and timed. `None` if it did not start, and in records of
-/// older builds.
+/// Returns whether the run was checked and timed. `None` if it did not start.
 const fn checks(run: &RunRecord) -> Option<&'static str> {
     match (run.audited, run.timed) {
         (None, _) => None,

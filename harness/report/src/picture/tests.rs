@@ -3,17 +3,22 @@ use crate::tests::examples;
 
 #[test]
 fn curves_are_stairs_and_the_points_of_a_step_share_its_width() {
-    let point = |step, mib| CurvePoint {
-        at: 0,
+    let point = |at, step, mib| CurvePoint {
+        at,
         step,
         allocated: Bytes::mib(mib),
-        active: None,
+        active: Bytes::mib(mib),
         reserved: Bytes::ZERO,
         used: Bytes::ZERO,
         ooms: 0,
         retries: 0,
     };
-    let curve = [point(1, 2), point(2, 2), point(2, 4), point(3, 1)];
+    let curve = [
+        point(0, 1, 2),
+        point(1, 2, 2),
+        point(2, 2, 4),
+        point(3, 3, 1),
+    ];
     let points = positions(&curve, |step| (f64::from(step), f64::from(step) + 1.0));
     let path = svg::stairs(
         points
@@ -52,7 +57,7 @@ fn points_stand_where_they_were_in_their_step_and_steps_that_are_not_recorded_ke
         at,
         step,
         allocated: Bytes(at),
-        active: None,
+        active: Bytes(at),
         reserved: Bytes::ZERO,
         used: Bytes::ZERO,
         ooms: 0,
@@ -156,7 +161,7 @@ fn active_is_drawn_where_it_differs_from_allocated() {
     let mut run = examples::storm();
     run.curve
         .iter_mut()
-        .for_each(|point| point.active = Some(point.allocated));
+        .for_each(|point| point.active = point.allocated);
     assert!(
         !draw(&[&run])
             .expect("it has a curve")

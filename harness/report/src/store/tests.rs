@@ -36,12 +36,6 @@ fn records_read_back_as_they_were_from_the_folder_and_from_the_file() {
         read(&folder.join(RECORDS)).unwrap(),
         examples::every_ending()
     );
-    // The earlier name of a field.
-    let text = fs::read_to_string(folder.join(RECORDS)).unwrap();
-    let old = text.replace("\"external_memory\":", "\"pressure\":");
-    assert_ne!(old, text);
-    fs::write(folder.join(RECORDS), old).unwrap();
-    assert_eq!(read(&folder).unwrap(), examples::every_ending());
 }
 
 #[test]

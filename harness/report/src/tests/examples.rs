@@ -750,7 +750,7 @@ impl Builder {
             at: self.record.curve.len() as u64,
             step,
             allocated: self.now.allocated,
-            active: Some(self.now.active),
+            active: self.now.active,
             reserved: self.now.reserved,
             used,
             ooms: self.now.ooms,
@@ -771,13 +771,7 @@ impl Builder {
             self.record.curve.push(CurvePoint {
                 at,
                 allocated,
-                active: Some(
-                    allocated
-                        + last
-                            .active
-                            .unwrap_or_default()
-                            .saturating_sub(last.allocated),
-                ),
+                active: allocated + last.active.saturating_sub(last.allocated),
                 reserved,
                 used,
                 ..last

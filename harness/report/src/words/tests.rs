@@ -98,13 +98,15 @@ fn everything_that_a_step_may_count_has_its_unit() {
 
 #[test]
 fn steps_that_are_not_recorded_are_told() {
-    let run = |unrecorded_steps| RunRecord {
-        unrecorded_steps,
-        ..examples::long_run(2, &[])
+    let run = |unrecorded_steps| {
+        let mut run = examples::long_run(2, &[]);
+        run.unrecorded_steps = unrecorded_steps;
+        run.steps[1].number += unrecorded_steps as u32;
+        run
     };
     assert_eq!(unrecorded(&run(0)), None);
     let one =
-        "1 step more ran and is not recorded after step 2: a record has a limited number of steps.";
+        "1 step more ran and is not recorded after step 1: a record has a limited number of steps.";
     assert_eq!(unrecorded(&run(1)).as_deref(), Some(one));
     assert!(
         unrecorded(&run(9))

@@ -37,7 +37,6 @@ const LANGUAGE: Language = Language {
     shorter: "a file that `harness calibrate` wrote",
     own: &["figures", "costs"],
     foreign: &["steps"],
-    renamed: &[],
     other: ("a scenario", "harness run"),
     advice: "correct the file at this position, or measure a new profile with `harness calibrate`",
 };

@@ -35,8 +35,6 @@ pub struct Language {
     pub own: &'static [&'static str],
     /// Keys that only the other kind of file has.
     pub foreign: &'static [&'static str],
-    /// Earlier names of keys, which still work. No message offers them.
-    pub renamed: &'static [&'static str],
     /// The other kind of file, and its command.
     pub other: (&'static str, &'static str),
     /// Advice for errors without their own, such as those of YAML's syntax.
@@ -171,16 +169,10 @@ fn in_our_words(error: &Error, source: &str, language: &Language) -> Problem {
         Error::AliasError { error, .. } => return in_our_words(error, source, language),
         Error::SerdeUnknownField {
             field, expected, ..
-        } => {
-            let names = expected
-                .iter()
-                .copied()
-                .filter(|name| !language.renamed.contains(name));
-            (
-                format!("unknown field `{field}`"),
-                choices(field, "fields", names),
-            )
-        }
+        } => (
+            format!("unknown field `{field}`"),
+            choices(field, "fields", expected.iter().copied()),
+        ),
         Error::SerdeUnknownVariant {
             variant, expected, ..
         } => (

@@ -48,8 +48,7 @@ pub use policy::{
 };
 pub use reference::{example, reference};
 pub use scenario::{
-    MAX_INVARIANTS, MAX_PROCESSES, MAX_PROGRAMS, MAX_STREAMS, Process, Renamed, SCENARIO, Scenario,
-    schema,
+    MAX_INVARIANTS, MAX_PROCESSES, MAX_PROGRAMS, MAX_STREAMS, Process, SCENARIO, Scenario, schema,
 };
 pub use steps::{Action, Step, StepKind};
 pub use trace::Trace;

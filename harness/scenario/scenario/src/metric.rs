@@ -200,7 +200,7 @@ impl Account {
     pub fn from_name(name: &str) -> Option<Self> {
         let key = StatKey::from_name(name).or_else(|| StatKey::from_name(&Self::in_full(name)?));
         key.map(Self::Stat)
-            .or_else(|| DeviceMetric::named(name).map(Self::Device))
+            .or_else(|| DeviceMetric::from_name(name).map(Self::Device))
     }
 
     /// Short names of counters in bytes over all pools.
@@ -228,19 +228,6 @@ impl Account {
     }
 }
 
-/// Earlier names of metrics, which still work, and their names today.
-const RENAMED: &[(&str, &str)] = &[
-    ("device.pressure", "device.external_memory"),
-    ("recomputed_words", "recomputed_tokens"),
-];
-
-fn current_name(name: &str) -> &str {
-    RENAMED
-        .iter()
-        .find(|(old, _)| *old == name)
-        .map_or(name, |(_, new)| new)
-}
-
 macro_rules! metrics {
     ($(#[$meta:meta])* $type:ident {
         $($variant:ident = $name:literal, $unit:ident: $about:literal;)*
@@ -259,11 +246,6 @@ macro_rules! metrics {
             /// Describes it in one sentence for the reference.
             pub const fn about(self) -> &'static str {
                 match self { $(Self::$variant => $about),* }
-            }
-
-            /// Finds a metric by its name, or by its earlier name.
-            pub fn named(name: &str) -> Option<Self> {
-                Self::from_name(current_name(name))
             }
         }
     };

@@ -1,7 +1,6 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use derive_more::Display;
 use harness_allocator::{allocator::AllocatorSpec, units::Bytes};
 use harness_language::schema::JsonSchema;
 #[cfg(feature = "schema")]
@@ -38,7 +37,6 @@ pub const SCENARIO: Language = Language {
     shorter: "`repeat` and `storm`",
     own: &["steps"],
     foreign: &["arms", "time"],
-    renamed: &["violates", "heads", "less", "agree"],
     other: ("a suite of benchmarks", "harness bench"),
     advice: ONE_DOCUMENT,
 };
@@ -100,17 +98,6 @@ pub struct Scenario {
     /// Comparisons of allocators, in the order of the file. They are evaluated after all allocators
     /// have run.
     pub comparisons: Vec<Located<Expectation>>,
-    /// Keys that the file writes by their earlier names.
-    pub renamed: Vec<Renamed>,
-}
-
-/// A key that the file writes by its earlier name, which still works.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Display)]
-#[display("`{old}` is now `{new}`")]
-pub struct Renamed {
-    pub at: Position,
-    pub old: &'static str,
-    pub new: &'static str,
 }
 
 impl Scenario {
@@ -303,9 +290,6 @@ pub(crate) struct ScenarioWire {
     invariants: Option<Vec<ExpressionText>>,
     /// The scenario passes if it violates this always-checked invariant and no other.
     expect_violation: Option<InvariantText>,
-    /// The earlier name of `expect_violation`.
-    #[schemars(skip)]
-    violates: Option<InvariantText>,
     /// A claim that the scenario tests. The report lists all claims in one table.
     claim: Option<ClaimWire>,
 }
@@ -439,11 +423,10 @@ fn check_scenario(
     let [skip, expected_to_fail] = reasons(wire, &checker)?;
     let tags = wire.tags.iter().map(|tag| tag.checked().map(str::to_owned));
     let tags = tags.collect::<Result<_, _>>()?;
-    let expect_violation = expect_violation(wire, &mut checker)?;
+    let expect_violation = wire.expect_violation.as_ref().map(invariant).transpose()?;
     let claim = wire.claim.as_ref().map(|claim| claim.check(&checker));
     let (claim, figures) = claim.transpose()?.unzip();
-    let (renamed, comparisons) = (checker.renamed.into_inner(), checker.comparisons);
-    let of_traces = checker.streams_of_traces;
+    let (of_traces, comparisons) = (checker.streams_of_traces, checker.comparisons);
     let streams = declarations.streams.into_iter();
     Ok(Scenario {
         name: name(path, &point),
@@ -457,7 +440,6 @@ fn check_scenario(
         health_check,
         invariants,
         expect_violation,
-        renamed: renamed.into_iter().collect(),
         claim,
         figures: figures.unwrap_or_default(),
         comparisons,
@@ -486,20 +468,10 @@ fn reasons(wire: &ScenarioWire, checker: &Checker<'_>) -> Result<[Reasons; 2], P
     ])
 }
 
-fn expect_violation(
-    wire: &ScenarioWire,
-    checker: &mut Checker<'_>,
-) -> Result<Option<Located<Invariant>>, Problem> {
-    if let Some(old) = &wire.violates {
-        checker.renamed(old.at, "violates", "expect_violation");
-    }
-    let given = wire.expect_violation.as_ref().or(wire.violates.as_ref());
-    let check = |given: &InvariantText| {
-        let names = Invariant::ALL.iter().map(|invariant| invariant.name());
-        let kind = ["invariant", "invariants"];
-        named(given, kind, Invariant::from_name, names).map(|found| given.0.with(found))
-    };
-    given.map(check).transpose()
+fn invariant(given: &InvariantText) -> Result<Located<Invariant>, Problem> {
+    let names = Invariant::ALL.iter().map(|invariant| invariant.name());
+    let kind = ["invariant", "invariants"];
+    named(given, kind, Invariant::from_name, names).map(|found| given.0.with(found))
 }
 
 fn check_invariants(

@@ -165,7 +165,6 @@ pub struct DeviceMemory {
     /// processes.
     pub context_overhead: Bytes,
     /// Memory in use by others, simulated with [`TestDevice::set_external_memory`].
-    #[serde(alias = "pressure")]
     pub external_memory: Bytes,
     /// Memory of other processes of the same run, including their contexts.
     #[serde(default, skip_serializing_if = "is_zero")]

@@ -135,7 +135,7 @@ impl Rig {
             self.curve.push(CurvePoint {
                 step: self.step,
                 allocated: held.allocated + point.allocated,
-                active: Some(held.active + point.active.unwrap_or(point.allocated)),
+                active: held.active + point.active,
                 reserved: held.reserved + point.reserved,
                 ooms: own.ooms + after.ooms - end.map_or(0, |end| earlier(end.ooms, point.ooms)),
                 retries: own.retries + after.retries
@@ -170,17 +170,16 @@ impl Rig {
             at: 0,
             step: self.step,
             allocated: held.allocated,
-            active: Some(held.active),
+            active: held.active,
             reserved: held.reserved,
             used,
             ooms: held.ooms,
             retries: held.retries,
         };
         self.curve.push(point);
-        let active = Some(held.active + peak.allocated);
         self.curve.push(CurvePoint {
             allocated: all.allocated,
-            active,
+            active: held.active + peak.allocated,
             reserved: all.reserved,
             used: used + peak.reserved,
             ..point
@@ -228,7 +227,7 @@ impl Rig {
             at: 0,
             step: self.step,
             allocated: held.allocated,
-            active: Some(held.active),
+            active: held.active,
             reserved: held.reserved,
             used: self.last_memory.used_without_contexts(),
             ooms: held.ooms,

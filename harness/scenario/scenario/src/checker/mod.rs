@@ -14,7 +14,7 @@ mod names;
 mod values;
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::{cell::RefCell, path::Path, sync::Arc};
+use std::{path::Path, sync::Arc};
 
 use harness_allocator::units::{Bytes, Nanos};
 use harness_allocator::{allocator::AllocatorSpec, device::StreamId};
@@ -33,7 +33,7 @@ use crate::metric::{
     StreamName, VariableName,
 };
 use crate::trace::Trace;
-use crate::{MAX_STREAMS, Process, Renamed};
+use crate::{MAX_STREAMS, Process};
 use harness_language::expression::Unit;
 
 /// Most operations of a scenario, with loops unrolled. A step is one, a `storm` counts its requests
@@ -71,7 +71,6 @@ pub(crate) struct Checker<'a> {
     /// How often the current step runs; 0 while a loop body is checked again.
     multiplier: u64,
     operations: u64,
-    pub(crate) renamed: RefCell<BTreeSet<Renamed>>,
 }
 
 struct Names {
@@ -136,7 +135,6 @@ impl<'a> Checker<'a> {
             loops_until_oom: 0,
             multiplier: 1,
             operations: 0,
-            renamed: RefCell::default(),
         }
     }
 
@@ -272,10 +270,6 @@ impl<'a> Checker<'a> {
             .chain(of_second)
             .collect();
         Ok((checked, beside))
-    }
-
-    pub(crate) fn renamed(&self, at: Position, old: &'static str, new: &'static str) {
-        self.renamed.borrow_mut().insert(Renamed { at, old, new });
     }
 
     /// Returns a stream for each stream of a trace. All traces share these streams, because their

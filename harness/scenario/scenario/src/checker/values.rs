@@ -395,7 +395,7 @@ fn of_step(id: &Id, figure: &str) -> Result<Metric, Unresolved> {
         return of_rank(id, rank, figure);
     }
     let (step, reports) = (id.name.clone(), id.reports);
-    if let Some(key) = ReportKey::named(figure).filter(|key| reports.contains(key)) {
+    if let Some(key) = ReportKey::from_name(figure).filter(|key| reports.contains(key)) {
         return Ok(Metric::Report(step, key));
     }
     // A step with an exit code is a program, and its torch has counters.
@@ -419,7 +419,7 @@ fn of_rank(id: &Id, rank: &str, figure: &str) -> Result<Metric, Unresolved> {
             ),
         ));
     };
-    let own = ReportKey::named(figure)
+    let own = ReportKey::from_name(figure)
         .filter(|key| RankFigure::REPORTS.contains(key))
         .map(RankFigure::Report);
     let of_allocator = match Account::from_name(figure) {

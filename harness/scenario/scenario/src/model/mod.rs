@@ -35,7 +35,6 @@ pub const MODEL: Language = Language {
     shorter: "`block` with `times`",
     own: &["layers"],
     foreign: &["steps", "arms"],
-    renamed: &[],
     other: ("a scenario", "harness run"),
     advice: ONE_DOCUMENT,
 };

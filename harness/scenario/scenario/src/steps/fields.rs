@@ -53,8 +53,6 @@ pub(crate) struct Keys {
     pub(super) leak_check: Option<Box<Located<LeakCheckWire>>>,
     pub(super) timeout: Option<DurationText>,
     pub(super) meanwhile: Option<Located<Vec<Located<StepWire>>>>,
-    /// The earlier name of the step that the file uses, and the name today.
-    pub(super) renamed: Option<(&'static str, &'static str)>,
 }
 
 impl Keys {

@@ -12,9 +12,8 @@ use crate::checker::Checker;
 use crate::ending::{Ending, EndingWire};
 use crate::metric::{ReportKey, StepName, StreamName};
 use crate::policy::{self, Chain, ChainWire, Recoverable};
-use harness_language::error::Problem;
-use harness_language::located::{Located, Position};
 use harness_language::text::{CountText, NameText};
+use harness_language::{error::Problem, located::Located};
 
 pub const MAX_REQUESTS: u64 = 100_000;
 pub const MAX_TOKENS: u64 = 1 << 20;
@@ -89,11 +88,7 @@ pub(crate) struct InferWire {
     /// Layers of the model.
     layers: CountText,
     /// Key/value heads per layer.
-    #[schemars(required)]
-    kv_heads: Option<CountText>,
-    /// The earlier name of `kv_heads`.
-    #[schemars(skip)]
-    heads: Option<CountText>,
+    kv_heads: CountText,
     /// Elements per head.
     head_dim: CountText,
     /// Number of requests, from 1 to 100000.
@@ -138,21 +133,6 @@ impl RangeWire {
     }
 }
 
-impl InferWire {
-    fn kv_heads(&self, at: Position, checker: &Checker<'_>) -> Result<&CountText, Problem> {
-        if let Some(old) = &self.heads {
-            checker.renamed(old.at, "heads", "kv_heads");
-        }
-        self.kv_heads
-            .as_ref()
-            .or(self.heads.as_ref())
-            .ok_or_else(|| {
-                Problem::new(at, "the field `kv_heads` is missing")
-                    .help("add `kv_heads: …` to the fields of `infer`")
-            })
-    }
-}
-
 impl StepFields<Infer> for InferWire {
     const EXAMPLE: &'static str = "\
 - infer:
@@ -181,11 +161,8 @@ impl StepFields<Infer> for InferWire {
     fn check(&self, step: &Located<StepWire>, checker: &mut Checker<'_>) -> Result<Infer, Problem> {
         let width = |text, what| checker.whole(text, what, 1..=MAX_WIDTH);
         let layers = width(&self.layers, "layers")?;
-        let token = Bytes(
-            width(self.kv_heads(step.at, checker)?, "kv_heads")?
-                * width(&self.head_dim, "head_dim")?
-                * NUMBER,
-        );
+        let token =
+            Bytes(width(&self.kv_heads, "kv_heads")? * width(&self.head_dim, "head_dim")? * NUMBER);
         let requests = checker.whole(&self.requests, "requests", 1..=MAX_REQUESTS)?;
         let page = self
             .page

@@ -322,9 +322,6 @@ pub(crate) fn check_steps(
 fn check_step(step: &Located<StepWire>, checker: &mut Checker<'_>) -> Result<Step, Problem> {
     let (position, wire) = (step.at, &step.value);
     checker.count(position, 1)?;
-    if let Some((old, new)) = wire.keys.renamed {
-        checker.renamed(position, old, new);
-    }
     let fields = wire
         .fields
         .as_ref()
@@ -392,22 +389,6 @@ fn check_step(step: &Located<StepWire>, checker: &mut Checker<'_>) -> Result<Ste
 const FORM: &str = "a step is a list item with one key, as in `- alloc: { buffer: a, size: 1MiB \
      }`, or a bare name, as in `- empty_cache`";
 
-/// Earlier names of steps, which still work, and their names today.
-const RENAMED: &[(&str, &str)] = &[
-    ("use_on", "record_stream"),
-    ("read", "read_async"),
-    ("work", "busy"),
-    ("reset_peaks", "reset_peak_stats"),
-    ("set_fraction", "set_memory_fraction"),
-    ("pressure", "external_memory"),
-];
-
-/// The names of a step if the file uses the earlier one, and the name today.
-fn today(name: &str) -> (Option<(&'static str, &'static str)>, &str) {
-    let renamed = RENAMED.iter().copied().find(|(old, _)| *old == name);
-    (renamed, renamed.map_or(name, |(_, new)| new))
-}
-
 fn unknown(name: &str, at: Position) -> Problem {
     Problem::new(at, format!("unknown step `{name}`")).help(choices(
         name,
@@ -425,13 +406,9 @@ impl<'de> Deserialize<'de> for StepWire {
                 f.write_str("a step, as in `alloc: { buffer: a, size: 1MiB }` or `empty_cache`")
             }
             fn visit_str<E: de::Error>(self, name: &str) -> Result<Self::Value, E> {
-                let (renamed, name) = today(name);
                 Ok(StepWire {
                     fields: Fields::from_name(name),
-                    keys: Keys {
-                        renamed,
-                        ..Keys::default()
-                    },
+                    keys: Keys::default(),
                 })
             }
             fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Self::Value, A::Error> {
@@ -445,8 +422,6 @@ impl<'de> Deserialize<'de> for StepWire {
                         ID => keys.id = Some(map.next_value()?),
                         LEAK_CHECK => keys.leak_check = Some(map.next_value()?),
                         name if first.is_none() => {
-                            let (renamed, name) = today(name);
-                            keys.renamed = renamed;
                             first = Some(Fields::from_entry(name, key.at, &mut map)?);
                             continue;
                         }
@@ -482,7 +457,6 @@ fn assembled(
             keys = Keys {
                 timeout: keys.timeout.take(),
                 meanwhile: keys.meanwhile.take(),
-                renamed: keys.renamed,
                 ..inside
             };
         }

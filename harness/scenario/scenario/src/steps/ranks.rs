@@ -88,9 +88,6 @@ struct RanksFields {
     /// another process used the rest.
     #[schemars(with = "Option<BTreeMap<String, String>>")]
     memory_override: Option<Located<Tree>>,
-    /// Earlier form of `memory_override`: the amount that a rank lacks.
-    #[schemars(skip)]
-    less: Option<Located<Tree>>,
     /// When gradients are averaged. Default: `ddp`.
     ///
     /// `ddp` is PyTorch's `DistributedDataParallel`. It copies gradients into buckets, which stay
@@ -112,9 +109,6 @@ struct RanksFields {
     /// `false`.
     #[serde(default)]
     sync_batch: bool,
-    /// The earlier name of `sync_batch`.
-    #[schemars(skip)]
-    agree: Option<Located<bool>>,
 }
 
 const FORMS: &str = "write a number from 2 to 16, or a map, as in `{ count: 4, memory: 16GiB, \
@@ -211,14 +205,11 @@ impl RanksFields {
             .as_ref()
             .map(|bucket| checker.positive_size(bucket, "bucket"))
             .transpose()?;
-        if let Some(old) = &self.agree {
-            checker.renamed(old.at, "agree", "sync_batch");
-        }
         Ok(Ranks {
             limits,
             reduce,
             bucket,
-            sync_batch: self.sync_batch || self.agree.as_ref().is_some_and(|agree| agree.value),
+            sync_batch: self.sync_batch,
         })
     }
 
@@ -229,20 +220,8 @@ impl RanksFields {
         checker: &Checker<'_>,
     ) -> Result<BTreeMap<u64, Bytes>, Problem> {
         const FORM: &str = "write ranks with their limits, as in `memory_override: { 1: 2GiB }`";
-        let (given, is_difference) = match (&self.memory_override, &self.less) {
-            (Some(given), None) => (given, false),
-            (None, Some(given)) => {
-                checker.renamed(given.at, "less", "memory_override");
-                (given, true)
-            }
-            (None, None) => return Ok(BTreeMap::new()),
-            (Some(_), Some(less)) => {
-                return Err(Problem::new(
-                    less.at,
-                    "`less` and `memory_override` exclude each other",
-                )
-                .help("remove `less`"));
-            }
+        let Some(given) = &self.memory_override else {
+            return Ok(BTreeMap::new());
         };
         let Tree::Map(entries) = &given.value else {
             return Err(Problem::new(given.at, "expected a map from ranks to limits").help(FORM));
@@ -254,17 +233,11 @@ impl RanksFields {
             let text = text
                 .text()
                 .ok_or_else(|| Problem::new(at, "expected a size").help(FORM))?;
-            let size = checker.positive_size(&AmountText(text), "the limit of a rank")?;
-            let limit = if is_difference {
-                memory.0.checked_sub(size.0).map(Bytes)
-            } else {
-                Some(size)
-            };
-            let Some(limit) = limit.filter(|limit| *limit > Bytes::ZERO && *limit <= memory) else {
-                let message =
-                    format!("the limit of rank {number} must be above 0 and at most {memory}");
+            let limit = checker.positive_size(&AmountText(text), "the limit of a rank")?;
+            if limit > memory {
+                let message = format!("the limit of rank {number} must be at most {memory}");
                 return Err(Problem::new(at, message).help(FORM));
-            };
+            }
             if limits.insert(number, limit).is_some() {
                 return Err(
                     Problem::new(rank.at, format!("rank {number} is named twice")).help(FORM),

@@ -6,7 +6,7 @@ const POINT: CurvePoint = CurvePoint {
     at: 0,
     step: 1,
     allocated: Bytes(1),
-    active: Some(Bytes(1)),
+    active: Bytes(1),
     reserved: Bytes(5),
     used: Bytes(5),
     ooms: 0,
@@ -22,7 +22,7 @@ fn curve(points: u64, of: impl Fn(u64) -> (u64, u64)) -> Vec<CurvePoint> {
         let point = CurvePoint {
             ooms,
             allocated: Bytes(allocated),
-            active: Some(Bytes(allocated)),
+            active: Bytes(allocated),
             step: n as u32,
             ..POINT
         };

@@ -42,6 +42,8 @@ const CHAPTERS: &[Chapter] = chapters! {
     "gpu": "gpu.md",
     "allocators": "allocators.md",
     "scenario-reference": "scenario-reference.md",
+    "stable": "stable.md",
+    "changelog": "changelog.md",
     "gpus": "gpus.md",
     "programs": "programs.md",
     "real-figures": "real-figures.md",

@@ -18,11 +18,12 @@ pub(super) struct Schema {
 
 impl Schema {
     pub(super) fn run(self) -> Result<Exit, Failures> {
-        terminal::print_json(&if self.suites {
+        let schema = if self.suites {
             suite::schema()
         } else {
             harness_scenario::schema()
-        })?;
+        };
+        terminal::print_document(&format!("{schema:#}\n"))?;
         Ok(Exit::Passed)
     }
 }

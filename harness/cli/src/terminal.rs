@@ -19,9 +19,13 @@ use miette::{
     Diagnostic, GraphicalTheme, LabeledSpan, MietteHandlerOpts, ReportHandler, SourceCode,
     ThemeStyles,
 };
+use serde_json::Value;
 
 use super::error::{CliError, Failures};
 use super::exit::Exit;
+
+/// The key of a document's version.
+const VERSION: &str = "version";
 
 /// Width of messages if standard error is not a terminal: wide enough for most paths.
 const WIDTH_OF_FILES: usize = 120;
@@ -254,11 +258,22 @@ pub(crate) fn progress(is_shown: bool, template: &str, length: Option<u64>) -> P
     bar
 }
 
+/// The version of the JSON documents that have no version of their own. A field that is removed or
+/// renamed, or that gets another meaning or unit, raises it. A new field does not.
+pub(crate) const JSON_VERSION: u32 = 1;
+
+/// A document as text. An object without a version begins with [`JSON_VERSION`].
 pub(crate) fn json(document: &impl serde::Serialize) -> Result<String, CliError> {
     let internal = |error: serde_json::Error| {
         CliError::internal(error.to_string(), "report this with the command")
     };
-    Ok(serde_json::to_string_pretty(document).map_err(internal)? + "\n")
+    let mut document = serde_json::to_value(document).map_err(internal)?;
+    if let Value::Object(fields) = &mut document
+        && !fields.contains_key(VERSION)
+    {
+        fields.shift_insert(0, VERSION.to_owned(), JSON_VERSION.into());
+    }
+    Ok(format!("{document:#}\n"))
 }
 
 pub(crate) fn print_json(document: &impl serde::Serialize) -> Result<(), CliError> {

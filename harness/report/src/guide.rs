@@ -198,7 +198,8 @@ mod tests {
 
     #[test]
     fn paragraphs_and_lists_are_wrapped_and_code_stays_as_written() {
-        let markdown = "# Title\n\n<!-- output: x -->\nOne **two** three\nfour.\n\n- a b c d e f g\n  \
+        let markdown = "# Title\n\n<!-- output: x -->\nOne **two** three\nfour.\n\n\
+                        - a b c d e f g\n  \
                         h\n- i\n\n```text\na  b   c d e f g h i j k l\n```\nend\n";
         assert_eq!(
             shown(markdown, 16),

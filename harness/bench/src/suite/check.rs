@@ -16,7 +16,7 @@ use harness_base::{excerpt::shortened, packed};
 
 use harness_language::arms;
 use harness_language::error::{FileError, Problem, choices};
-use harness_language::fields::{about, memory};
+use harness_language::fields::{about, memory, version};
 use harness_language::located::{Located, Position};
 use harness_language::text::{SizeText, bounded, duration, positive_size};
 use harness_language::yaml::{self, MAX_FILE};
@@ -49,6 +49,7 @@ impl From<Problem> for Refused {
 }
 
 pub(super) fn check(wire: &SuiteWire, source: &str, path: &Path) -> Result<Suite, Refused> {
+    version(wire.version.as_ref())?;
     let about = about(&wire.about, SUITE.noun)?;
     let memory = memory(&wire.needs.memory)?;
     let threshold = wire

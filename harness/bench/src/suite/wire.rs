@@ -19,8 +19,8 @@ pub(super) const MAX_STREAMS: u64 = 64;
 pub(super) const SUITE: Language = Language {
     noun: "suite",
     example: "scenarios/bench/latency.yaml",
-    shape: "a suite has the keys `about`, `needs`, `arms` and `time`, and may have `threshold`, \
-         `precision`, `budget`, `headline` and `rounds`",
+    shape: "a suite has the keys `about`, `needs`, `arms` and `time`, and may have `version`, \
+         `threshold`, `precision`, `budget`, `headline` and `rounds`",
     required: &["about", "needs", "arms", "time"],
     required_by: |_| Vec::new(),
     shorter: "sizes and counts in lists",
@@ -35,6 +35,9 @@ pub(super) const SUITE: Language = Language {
 #[serde(deny_unknown_fields)]
 #[schemars(title = "suite")]
 pub(crate) struct SuiteWire {
+    /// The version of the language: 1, which is the default.
+    #[schemars(range(min = 1, max = 1))]
+    pub(super) version: Option<Located<u64>>,
     /// One sentence about the question it answers.
     pub(super) about: Located<String>,
     /// Required memory.

@@ -17,7 +17,10 @@ use harness_trace::snapshot::{Action, Snapshot};
 use serde::{Deserialize, Serialize};
 
 use crate::error::{CliError, Failures};
-use crate::{snapshots, terminal};
+use crate::{
+    snapshots,
+    terminal::{self, JSON_VERSION},
+};
 
 /// Differences listed per process.
 const MOST: usize = 12;
@@ -30,6 +33,8 @@ const AFTER: &str = "after ";
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Baseline {
+    #[serde(default = "json_version")]
+    version: u32,
     /// torch, its settings and those of the machine, as in `gpu=h100-80`.
     settings: Vec<String>,
     processes: BTreeMap<String, Figures>,
@@ -474,6 +479,11 @@ pub(super) fn differ(runs: &[(EndedProgram, Record, Vec<String>)]) -> Result<boo
     Ok(!differences.is_empty())
 }
 
+/// The version of a baseline that has none.
+const fn json_version() -> u32 {
+    JSON_VERSION
+}
+
 impl Baseline {
     /// Reads a baseline for a run with these settings.
     fn read(path: &Path, settings: &[String]) -> Result<Self, CliError> {
@@ -501,6 +511,13 @@ impl Baseline {
                  it again with `--update`",
             )
         })?;
+        if baseline.version != JSON_VERSION {
+            let message = format!(
+                "{file}: this harness reads baselines of version {JSON_VERSION}, not {}",
+                baseline.version
+            );
+            return Err(CliError::input(message, "use the harness that wrote it"));
+        }
         if baseline.settings == settings {
             return Ok(baseline);
         }
@@ -655,6 +672,7 @@ impl Observed {
         }
         Ok(Self {
             baseline: Baseline {
+                version: JSON_VERSION,
                 settings: settings.to_vec(),
                 processes,
             },

@@ -241,6 +241,23 @@ fn a_size_with_a_decimal_unit_is_refused() {
 }
 
 #[test]
+fn another_version_of_the_language_is_refused_and_this_one_passes() {
+    let stated = |version: u64| {
+        let scenario = with_step("free: a").replacen("needs:", "version: V\nneeds:", 1);
+        scenario.replacen('V', &version.to_string(), 1)
+    };
+    assert_contains(
+        &refused(&stated(2)),
+        &["exit: 2", "wrong.yaml:2:10", "version 1, not 2"],
+    );
+    let world = World::without_gpu().holding(&[("right.yaml", &stated(1))]);
+    assert_contains(
+        &world.harness(&["check", "right.yaml"]).told(),
+        &["exit: 0"],
+    );
+}
+
+#[test]
 fn a_negative_size_is_refused() {
     assert_contains(
         &refused(&with_step("alloc: { buffer: b, size: -1 }")),

@@ -1,4 +1,5 @@
-//! Tests of `harness demo`, and of `--open` where a command writes a page.
+//! Tests of `harness demo`, of `--open` where a command writes a page, of `harness.explain` in
+//! Python, and of the versions of documents.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt as _;
@@ -6,6 +7,7 @@ use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
+use serde_json::{Value, json};
 use tempfile::TempDir;
 
 /// Runs the program in a folder, without a desktop and without other programs.
@@ -134,4 +136,114 @@ fn open_is_refused_with_a_format_that_is_no_page() {
     let output = harness(folder.path(), "", &arguments);
     assert_eq!(output.status.code(), Some(2));
     assert!(output.stdout.is_empty() && text(&output.stderr).contains("`--open` shows a page"));
+}
+
+#[test]
+fn documents_of_commands_begin_with_their_version() {
+    let folder = TempDir::new().unwrap();
+    harness(folder.path(), "", &["demo"]);
+    let snapshot = "harness-demo/oom.pickle.gz";
+    let document = |command: &str| {
+        let words: Vec<&str> = command.split(' ').collect();
+        let output = harness(folder.path(), "", &words);
+        assert!(output.status.success(), "{command}: {output:?}");
+        let text = text(&output.stdout);
+        let document: Value = serde_json::from_str(&text).unwrap();
+        let first = text.trim_start_matches(['{', '\n', ' ']).to_owned();
+        assert!(first.starts_with("\"version\": "), "{command}: {first}");
+        document["version"].as_u64()
+    };
+    for command in [
+        format!("explain {snapshot} --format json"),
+        format!("compare {snapshot} {snapshot} --format json"),
+        format!("advise {snapshot} --format json"),
+        format!("fleet {snapshot} --format json"),
+        "doctor --no-open --format json".to_owned(),
+    ] {
+        assert_eq!(document(&command), Some(1), "{command}");
+    }
+}
+
+#[test]
+fn the_page_of_stable_formats_has_the_versions_of_the_code() {
+    let page = include_str!("../../../book/src/stable.md");
+    let version = |format: &str| {
+        let line = page.lines().find(|line| line.starts_with(format)).unwrap();
+        line.split('|')
+            .nth(2)
+            .unwrap()
+            .trim()
+            .parse::<u32>()
+            .unwrap()
+    };
+    assert_eq!(
+        version("| `benchmark.json`"),
+        harness_bench::record::BENCH_VERSION
+    );
+    assert_eq!(version("| `records.json`"), harness_record::RECORD_VERSION);
+    let language = harness_language::fields::LANGUAGE_VERSION;
+    assert_eq!(u64::from(version("| scenario, in YAML")), language);
+    assert_eq!(
+        u64::from(version("| suite of benchmarks, in YAML")),
+        language
+    );
+    assert_eq!(
+        version("| GPU or device profile, in YAML"),
+        harness_devices::profile::PROFILE_VERSION
+    );
+    let schema = include_str!("../../../../scenarios/schema.json");
+    assert!(schema.contains("\"version\""));
+}
+
+/// Skipped without python3.
+#[test]
+fn python_explains_a_snapshot_as_the_program_does() {
+    let folder = TempDir::new().unwrap();
+    harness(folder.path(), "", &["demo"]);
+    let code = "
+import json, sys
+import harness
+found = harness.explain('harness-demo/oom.pickle.gz')
+table = found._repr_html_()
+assert 'extract_features.py:13 forward' in table and '<script' not in table
+assert found.page('page.html').exists()
+assert str(found).startswith('harness-demo/oom.pickle.gz: out of memory')
+try:
+    harness.explain('missing.pickle')
+except harness.HarnessError as error:
+    assert 'missing.pickle' in str(error)
+else:
+    sys.exit('no error')
+sums = sum(cause.bytes for cause in found.causes)
+print(json.dumps([found.requested, found.allocated, found.device_total, sums, found.headline]))
+";
+    let program = Path::new(env!("CARGO_BIN_EXE_harness"));
+    let path = std::env::var("PATH").unwrap_or_default();
+    let python = Command::new("python3")
+        .args(["-c", code])
+        .current_dir(folder.path())
+        .env(
+            "PATH",
+            format!("{}:{path}", program.parent().unwrap().display()),
+        )
+        .env("PYTHONPATH", concat!(env!("CARGO_MANIFEST_DIR"), "/python"))
+        .env("PYTHONDONTWRITEBYTECODE", "1")
+        .output();
+    let Ok(python) = python else { return };
+    assert!(python.status.success(), "{python:?}");
+    let explained = ["explain", "harness-demo/oom.pickle.gz", "--format", "json"];
+    let explained = harness(folder.path(), "", &explained).stdout;
+    let explained: Value = serde_json::from_str(&text(&explained)).unwrap();
+    let total = &explained["device_total"];
+    let expected = json!([
+        explained["request"]["requested"],
+        explained["accounts"]["allocated"],
+        total,
+        total,
+        explained["headline"]
+    ]);
+    assert_eq!(
+        serde_json::from_slice::<Value>(&python.stdout).unwrap(),
+        expected
+    );
 }

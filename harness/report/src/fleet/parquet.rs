@@ -6,9 +6,14 @@ use harness_explain::fleet::Row;
 use parquet::basic::Compression;
 use parquet::data_type::{BoolType, ByteArray, ByteArrayType, DataType, Int64Type};
 use parquet::errors::Result;
+use parquet::file::metadata::KeyValue;
 use parquet::file::properties::WriterProperties;
 use parquet::file::writer::{SerializedFileWriter, SerializedRowGroupWriter};
 use parquet::schema::parser::parse_message_type;
+
+/// The version of the columns, which the file has under this key of its metadata. A column that is
+/// removed or renamed, or that gets another meaning or unit, raises it. A new column does not.
+pub const VERSION: (&str, u32) = ("harness_fleet_version", 1);
 
 /// Rows per group, which a reader holds in memory.
 const GROUP: usize = 65_536;
@@ -103,6 +108,10 @@ pub fn file(rows: &[Row]) -> Result<Vec<u8>> {
     ))?;
     let properties = WriterProperties::builder()
         .set_compression(Compression::GZIP(Default::default()))
+        .set_key_value_metadata(Some(vec![KeyValue::new(
+            VERSION.0.to_owned(),
+            VERSION.1.to_string(),
+        )]))
         .build();
     let mut writer = SerializedFileWriter::new(Vec::new(), Arc::new(schema), Arc::new(properties))?;
     for rows in rows.chunks(GROUP) {

@@ -1,4 +1,4 @@
-//! The fields `about` and `needs`, which scenarios and suites share.
+//! The fields `version`, `about` and `needs`, which scenarios and suites share.
 
 use crate::schema::JsonSchema;
 use harness_allocator::units::Bytes;
@@ -19,6 +19,23 @@ pub const MAX_MEMORY: Bytes = Bytes::gib(1 << 20);
 pub struct NeedsWire {
     /// Memory of the device, from 2MiB to 1PiB. A larger device is limited to this.
     pub memory: SizeText,
+}
+
+/// The version of the language that this build reads.
+pub const LANGUAGE_VERSION: u64 = 1;
+
+/// Checks the version that a file states, if any.
+pub fn version(given: Option<&Located<u64>>) -> Result<(), Problem> {
+    match given {
+        Some(given) if given.value != LANGUAGE_VERSION => {
+            let message = format!(
+                "this harness reads version {LANGUAGE_VERSION}, not {}",
+                given.value
+            );
+            Err(Problem::new(given.at, message).help("use a newer harness"))
+        }
+        _ => Ok(()),
+    }
 }
 
 pub fn about(given: &Located<String>, noun: &str) -> Result<String, Problem> {

@@ -17,7 +17,7 @@ use crate::steps::{Action, Step, StepWire, announced, check_steps, exec::Exec};
 use crate::{cases::Reasons, text::InvariantText, trace::Trace};
 use harness_language::arms::{self, ArmWire};
 use harness_language::error::{FileError, Problem, named};
-use harness_language::fields::{about, check_memory};
+use harness_language::fields::{about, check_memory, version};
 use harness_language::located::{ListOr, Located, Position, Tree};
 use harness_language::text::{
     AmountText, CountText, DurationText, ExpressionText, NameText, duration,
@@ -28,10 +28,10 @@ use harness_record::{Claim, Invariant, ScenarioInfo, SourceLine};
 pub const SCENARIO: Language = Language {
     noun: "scenario",
     example: "scenarios/rounding.yaml",
-    shape: "a scenario has the keys `about`, `needs` and `steps`, and may have `allocators` (or \
-         `allocator`), `matrix`, `streams`, `programs`, `processes`, `seed`, `tags`, `timeout`, \
-         `faults`, `health_check`, `skip`, `expected_to_fail`, `invariants`, `expect_violation` \
-         and `claim`",
+    shape: "a scenario has the keys `about`, `needs` and `steps`, and may have `version`, \
+         `allocators` (or `allocator`), `matrix`, `streams`, `programs`, `processes`, `seed`, \
+         `tags`, `timeout`, `faults`, `health_check`, `skip`, `expected_to_fail`, \
+         `invariants`, `expect_violation` and `claim`",
     required: &["about", "needs", "steps"],
     required_by,
     shorter: "`repeat` and `storm`",
@@ -244,6 +244,9 @@ fn points(
 #[serde(deny_unknown_fields)]
 #[schemars(title = "scenario")]
 pub(crate) struct ScenarioWire {
+    /// The version of the language: 1, which is the default.
+    #[schemars(range(min = 1, max = 1))]
+    version: Option<Located<u64>>,
     /// What the scenario does and shows.
     about: Located<String>,
     /// Requirements on the machine.
@@ -394,6 +397,7 @@ fn check_scenario(
     (source, path): (&str, &Path),
     trace: Option<&Arc<Trace>>,
 ) -> Result<Scenario, Problem> {
+    version(wire.version.as_ref())?;
     let about = about(&wire.about, SCENARIO.noun)?;
     let folder = path.parent().unwrap_or(Path::new(""));
     let declarations = Declarations::check(wire, &point, source, folder)?;

@@ -79,11 +79,26 @@ impl ByteCause {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct CauseBytes {
     pub cause: ByteCause,
+    /// The cause in words.
+    pub about: &'static str,
     pub bytes: Bytes,
     pub blocks: u64,
     /// The sites of live blocks, or of the blocks that pin free ones, largest first. They cover all
     /// bytes of the cause, except for free memory that nothing pins.
     pub sites: Vec<SiteBytes>,
+}
+
+impl CauseBytes {
+    /// Bytes without blocks, as of free memory of the device.
+    pub(crate) const fn new(cause: ByteCause, bytes: Bytes) -> Self {
+        Self {
+            cause,
+            about: cause.about(),
+            bytes,
+            blocks: 0,
+            sites: Vec::new(),
+        }
+    }
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]

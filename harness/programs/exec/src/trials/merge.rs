@@ -16,7 +16,9 @@ use super::settings::{self, SettingsReport};
 /// and the figures of the first run.
 pub type Run = BTreeMap<String, String>;
 
-/// The keys of the run and of the hash of all else in the document of a shard.
+/// The keys of the version that the printed document begins with, of the run, and of the hash of
+/// all else in the document of a shard.
+const VERSION: &str = "version";
 const RUN: &str = "run";
 const HASH: &str = "hash";
 
@@ -48,6 +50,9 @@ impl Document {
         let written = document
             .as_object_mut()
             .and_then(|object| object.shift_remove(HASH));
+        if let Some(fields) = document.as_object_mut() {
+            fields.shift_remove(VERSION);
+        }
         let run = document.get(RUN).and_then(|run| Run::deserialize(run).ok());
         Ok(Self {
             report,

@@ -205,12 +205,7 @@ impl View<'_> {
         let mut outside = Vec::new();
         let mut add = |cause, bytes| {
             if bytes > Bytes::ZERO {
-                outside.push(CauseBytes {
-                    cause,
-                    bytes,
-                    blocks: 0,
-                    sites: Vec::new(),
-                });
+                outside.push(CauseBytes::new(cause, bytes));
             }
         };
         match free_now {
@@ -331,10 +326,9 @@ impl Held {
             let mut sites: Vec<SiteBytes> = named.collect();
             sites.sort_by(|a, b| b.bytes.cmp(&a.bytes).then_with(|| a.site.cmp(&b.site)));
             CauseBytes {
-                cause,
-                bytes,
                 blocks,
                 sites,
+                ..CauseBytes::new(cause, bytes)
             }
         };
         self.0.into_iter().map(cause).collect()

@@ -33,7 +33,6 @@ const AFTER: &str = "after ";
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Baseline {
-    #[serde(default = "json_version")]
     version: u32,
     /// torch, its settings and those of the machine, as in `gpu=h100-80`.
     settings: Vec<String>,
@@ -477,11 +476,6 @@ pub(super) fn differ(runs: &[(EndedProgram, Record, Vec<String>)]) -> Result<boo
     };
     terminal::message(format_args!("\n{settings}:\n  {}", lines.join("\n  ")));
     Ok(!differences.is_empty())
-}
-
-/// The version of a baseline that has none.
-const fn json_version() -> u32 {
-    JSON_VERSION
 }
 
 impl Baseline {

@@ -178,34 +178,13 @@ fn step(tree: Located<Tree>, comments: &mut Comments) -> StepNode {
     let (above, behind) = comments.take(tree.at.line);
     let keys = match tree.value {
         Tree::One(name) => vec![(name, Node::Nothing)],
-        Tree::Map(entries) => spread(map(entries, comments)),
+        Tree::Map(entries) => map(entries, comments),
         Tree::Nothing | Tree::Many(_) => Map::new(),
     };
     StepNode {
         above,
         behind,
         keys,
-    }
-}
-
-/// Converts `repeat: { times: 3, steps: … }` to `repeat: 3` with `steps` next to it, like other
-/// blocks.
-fn spread(keys: Map) -> Map {
-    let [(name, Node::Map(fields))] = keys.as_slice() else {
-        return keys;
-    };
-    if value(fields, STEPS).is_none() {
-        return keys;
-    }
-    let (times, rest): (Map, Map) = fields.iter().cloned().partition(|(key, _)| key == "times");
-    match times.into_iter().next() {
-        Some((_, times)) => std::iter::once((name.clone(), times)).chain(rest).collect(),
-        None => {
-            let rest = rest.into_iter().filter(|(key, _)| key != "until");
-            std::iter::once((name.clone(), Node::Scalar("until oom".to_owned())))
-                .chain(rest)
-                .collect()
-        }
     }
 }
 

@@ -539,11 +539,10 @@ fn the_picture_of_a_drivers_pool_follows_an_emptied_cache() {
 fn of_a_long_run_the_first_and_the_last_steps_are_recorded_and_the_picture_shows_all_of_it() {
     let run = passes(
         "  - storm: { id: s, operations: 1, sizes: 1KiB, live: 1KiB, lifetime: { min: 9, max: 9 } }
-  - repeat:
-      times: 12000
-      steps:
-        - alloc: { buffer: a, size: 3MiB }
-        - free: a",
+  - repeat: 12000
+    steps:
+      - alloc: { buffer: a, size: 3MiB }
+      - free: a",
     );
     let numbers: Vec<u32> = run.steps.iter().map(|step| step.number).collect();
     assert_eq!((numbers.len(), run.unrecorded_steps), (10_000, 14_001));
@@ -624,11 +623,10 @@ fn measures_keep_the_values_of_their_moment() {
 #[test]
 fn repeated_steps_are_recorded_once_an_iteration() {
     let run = passes(
-        "  - repeat:
-      times: 3
-      steps:
-        - alloc: { buffer: a, size: 3MiB }
-        - free: a",
+        "  - repeat: 3
+    steps:
+      - alloc: { buffer: a, size: 3MiB }
+      - free: a",
     );
     let steps: Vec<_> = run
         .steps
@@ -638,12 +636,12 @@ fn repeated_steps_are_recorded_once_an_iteration() {
     assert_eq!(
         steps,
         [
-            (1, 8, "alloc"),
-            (2, 9, "free"),
-            (3, 8, "alloc"),
-            (4, 9, "free"),
-            (5, 8, "alloc"),
-            (6, 9, "free")
+            (1, 7, "alloc"),
+            (2, 8, "free"),
+            (3, 7, "alloc"),
+            (4, 8, "free"),
+            (5, 7, "alloc"),
+            (6, 8, "free")
         ]
     );
     assert_eq!(run.unrecorded_steps, 0);
@@ -652,11 +650,10 @@ fn repeated_steps_are_recorded_once_an_iteration() {
 /// The record is bounded, but always contains the step that ended the run.
 #[test]
 fn a_very_long_repeat_is_counted_and_the_step_that_fails_is_recorded() {
-    let run = run("  - repeat:
-      times: 6000
-      steps:
-        - alloc: { buffer: a, size: 3MiB }
-        - free: a
+    let run = run("  - repeat: 6000
+    steps:
+      - alloc: { buffer: a, size: 3MiB }
+      - free: a
   - expect: num_ooms == 1");
     assert_eq!((run.steps.len(), run.unrecorded_steps), (10_000, 2_001));
     assert_eq!(

@@ -50,13 +50,12 @@ fn timed(
 #[test]
 fn work_that_is_queued_is_in_the_time_however_long_nvml_takes() {
     let steps = "  - busy: { stream: side, duration: 40ms }
-  - repeat:
-      times: 20
-      steps:
-        - alloc: { buffer: a, size: 3MiB }
-        - free: a
-        - empty_cache
-        - expect: device.used >= 0B
+  - repeat: 20
+    steps:
+      - alloc: { buffer: a, size: 3MiB }
+      - free: a
+      - empty_cache
+      - expect: device.used >= 0B
   - measure: m
   - synchronize: device";
     let mut times = Vec::new();

@@ -9,17 +9,17 @@ use schemars::{Schema, SchemaGenerator, json_schema};
 use serde::Deserialize;
 
 use super::fields::{ID, Keys, LEAK_CHECK, STEPS, StepFields, UNTIL, steps_inside};
-use super::leaks::{self, LeakCheck, LeakCheckWire};
+use super::leaks::{self, LeakCheck};
 use super::{Step, StepWire, check_steps};
 use crate::checker::{Checker, unit_of};
 use crate::metric::{ReportKey, VariableName};
 use harness_language::error::Problem;
-use harness_language::located::{Entries, ListOr, Located, Position, Tree};
+use harness_language::located::{Entries, Located, Position, Tree};
 use harness_language::text::{CountText, NameText};
 
 pub const MAX_TIMES: u64 = 1_000_000;
 pub const MAX_VALUES: usize = 10_000;
-/// Most iterations of a `repeat: until oom` without `times`.
+/// Most iterations of a `repeat: until oom`.
 const UNTIL_OOM_TIMES: u64 = 10_000;
 
 #[derive(Clone, Debug, PartialEq)]
@@ -144,62 +144,12 @@ fn values_of_a_variable(_: &mut SchemaGenerator) -> Schema {
 /// repeats until a request runs out of memory, and fails if no request does in 10000 iterations.
 #[derive(Clone, Debug, Deserialize, JsonSchema)]
 #[serde(transparent, rename = "repeat")]
-pub(crate) struct RepeatWire(
-    #[schemars(schema_with = "until_oom_or_count")] Located<ListOr<CountText, RepeatFields>>,
-);
+pub(crate) struct RepeatWire(#[schemars(schema_with = "until_oom_or_count")] Located<Tree>);
 
 #[cfg(feature = "schema")]
 fn until_oom_or_count(generator: &mut SchemaGenerator) -> Schema {
-    let (count, fields) = (
-        generator.subschema_for::<CountText>(),
-        generator.subschema_for::<RepeatFields>(),
-    );
-    json_schema!({ "anyOf": [{ "const": "until oom" }, count, fields] })
-}
-
-/// The fields of a `repeat` in the form of a map.
-#[derive(Clone, Debug, Deserialize, JsonSchema)]
-#[serde(deny_unknown_fields, rename = "repeat_fields")]
-struct RepeatFields {
-    /// Number of iterations, from 1 to 1000000. A scenario has at most 10000000 operations.
-    times: Option<CountText>,
-    /// `oom` repeats until a request runs out of memory, at most `times` times, or 10000 times
-    /// without `times`.
-    until: Option<NameText>,
-    /// The steps to run, in order.
-    #[schemars(length(min = 1))]
-    steps: Located<Vec<Located<StepWire>>>,
-    /// A name for the step's figures.
-    id: Option<NameText>,
-    /// Most growth per iteration and allocation site. `{}` allows no growth.
-    leak_check: Option<Box<Located<LeakCheckWire>>>,
-}
-
-impl RepeatWire {
-    /// Takes the keys of the step out of its own map, if they are there.
-    pub(super) fn take_keys(&mut self) -> Option<Keys> {
-        let ListOr::Map(RepeatFields {
-            until,
-            steps,
-            id,
-            leak_check,
-            ..
-        }) = &mut self.0.value
-        else {
-            return None;
-        };
-        let steps = Some(Located {
-            value: std::mem::take(&mut steps.value),
-            at: steps.at,
-        });
-        Some(Keys {
-            steps,
-            until: until.take().map(|until| until.0),
-            id: id.take(),
-            leak_check: leak_check.take(),
-            ..Keys::default()
-        })
-    }
+    let count = generator.subschema_for::<CountText>();
+    json_schema!({ "anyOf": [{ "const": "until oom" }, count] })
 }
 
 const REPORTS: &[ReportKey] = &[ReportKey::Iterations];
@@ -269,18 +219,12 @@ impl StepFields<Loop> for RepeatWire {
 
     fn check(&self, step: &Located<StepWire>, checker: &mut Checker<'_>) -> Result<Loop, Problem> {
         let (at, keys) = (step.at, &step.value.keys);
-        let times = match &self.0.value {
-            ListOr::One(text) => Some(CountText(self.0.with(text.clone()))),
-            ListOr::Many(_) => Some(CountText(self.0.with("[…]".to_owned()))),
-            ListOr::Map(fields) => fields.times.clone(),
-        };
-        let says_until = times
-            .as_ref()
-            .is_some_and(|times| times.text().split_whitespace().eq(["until", "oom"]));
-        if let Some(times) = times
-            .as_ref()
-            .filter(|times| !says_until && times.text().starts_with("until"))
-        {
+        let times = self.0.text().map(CountText).ok_or_else(|| {
+            Problem::new(self.0.at, "expected the number of iterations")
+                .help("as in `repeat: 3`, with `steps` next to it, or `repeat: until oom`")
+        })?;
+        let says_until = times.text().split_whitespace().eq(["until", "oom"]);
+        if !says_until && times.text().starts_with("until") {
             return Err(Problem::new(
                 times.at,
                 format!("unknown number of iterations `{}`", times.text()),
@@ -288,13 +232,10 @@ impl StepFields<Loop> for RepeatWire {
             .help("write `repeat: until oom`"));
         }
         let until_oom = until(keys)? || says_until;
-        let times = match &times {
-            Some(times) if !says_until => checker.whole(times, "times", 1..=MAX_TIMES)?,
-            _ if until_oom => UNTIL_OOM_TIMES,
-            _ => {
-                return Err(Problem::new(at, "expected the number of iterations")
-                    .help("as in `repeat: 3` or `repeat: until oom`"));
-            }
+        let times = if says_until {
+            UNTIL_OOM_TIMES
+        } else {
+            checker.whole(&times, "repeat", 1..=MAX_TIMES)?
         };
         let inside = steps_inside(step, "repeat")?;
         let steps =

@@ -440,30 +440,19 @@ impl<'de> Deserialize<'de> for StepWire {
 fn assembled(
     first: Option<Result<Fields, Problem>>,
     others: &[Located<String>],
-    mut keys: Keys,
+    keys: Keys,
 ) -> StepWire {
     let fields = match (first, others) {
         (Some(first), _) => first,
         (None, [key, ..]) => Err(unknown(&key.value, key.at)),
         (None, []) => Err(Problem::new(Position::default(), "this list item is empty").help(FORM)),
     };
-    let fields = fields.and_then(|mut fields| {
+    let fields = fields.and_then(|fields| {
         let kind = fields.kind();
-        let mut accepted = kind.beside();
-        if let Fields::Repeat(repeat) = &mut fields
-            && let Some(inside) = repeat.take_keys()
-        {
-            accepted = &[];
-            keys = Keys {
-                timeout: keys.timeout.take(),
-                meanwhile: keys.meanwhile.take(),
-                ..inside
-            };
-        }
         let is_surplus = |key: &&Located<String>| {
             ![TIMEOUT, MEANWHILE]
                 .iter()
-                .chain(accepted)
+                .chain(kind.beside())
                 .any(|accepted| *accepted == key.value)
         };
         match others.iter().find(is_surplus) {

@@ -31,13 +31,12 @@ steps:
         lifetime: { min: 1, max: 9 } }
   - alloc: { buffer: probe, size: churn.failed_request + 1MiB }
   - free: [churn, probe]
-  - repeat:
-      times: 3
-      steps:
-        - measure: before
-        - busy: { stream: side, duration: 5ms }
-        - expect: { caching: [ device.used - before.device.used == 0, rescue.retry_time < 1s ], \
-              others: any }
+  - repeat: 3
+    steps:
+      - measure: before
+      - busy: { stream: side, duration: 5ms }
+      - expect: { caching: [ device.used - before.device.used == 0, rescue.retry_time < 1s ], \
+            others: any }
   - empty_cache
 invariants: [ reserved_bytes.all.peak <= start.device.free ]
 expect_violation: retry_makes_progress
@@ -74,7 +73,7 @@ fn keys_of_the_file_are_parsed() {
         scenario
             .expect_violation
             .map(|found| (found.value, found.at.line)),
-        Some((Invariant::RetryMakesProgress, 21))
+        Some((Invariant::RetryMakesProgress, 20))
     );
     let metrics: Vec<String> = scenario.invariants[0]
         .value
@@ -110,7 +109,7 @@ fn steps_have_a_kind_a_position_and_a_description() {
     11:5 alloc probe, churn.failed_request + 1MiB
     12:5 free churn, probe
     13:5 repeat 3 steps, 3 times
-    19:5 empty_cache
+    18:5 empty_cache
     ");
 }
 
@@ -207,7 +206,7 @@ fn an_expectation_has_its_allocator_and_its_position() {
     let (first, second) = (&first.expectation, &second.expectation);
     assert_eq!(
         (first.at.line, first.at.column, second.at.column),
-        (18, 32, 71)
+        (17, 30, 69)
     );
     let metrics: Vec<&Metric> = first.value.quantities().collect();
     let used = Account::Device(DeviceMetric::Used);
@@ -297,15 +296,15 @@ fn files_with_other_line_ends_or_a_byte_order_mark_are_read() {
     let windows = format!("\u{feff}{}", SOURCE.replace('\n', "\r\n"));
     let scenario = Scenario::parse(&windows, Path::new("windows.yaml")).unwrap();
     assert_eq!(scenario.steps.len(), 8);
-    assert_eq!(scenario.steps[7].position.line, 19);
+    assert_eq!(scenario.steps[7].position.line, 18);
 }
 
 #[test]
 fn a_loop_body_that_frees_its_buffers_is_accepted() {
-    let source = "about: x\nneeds: { memory: 1GiB }\nsteps:\n  - repeat:\n      times: 9\n      \
-         steps:\n        - storm: { id: s, operations: 9, sizes: 1MiB, live: 2MiB, lifetime: { \
-         min: 1, max: 2 } }\n        - measure: m\n        - free: s\n        - empty_cache: { id: \
-         e }\n        - expect: e.freed_bytes >= 0 + e.freed_bytes - m.device.used\n";
+    let source = "about: x\nneeds: { memory: 1GiB }\nsteps:\n  - repeat: 9\n    steps:\n      \
+         - storm: { id: s, operations: 9, sizes: 1MiB, live: 2MiB, lifetime: { \
+         min: 1, max: 2 } }\n      - measure: m\n      - free: s\n      - empty_cache: { id: \
+         e }\n      - expect: e.freed_bytes >= 0 + e.freed_bytes - m.device.used\n";
     let scenario = Scenario::parse(source, Path::new("body.yaml")).unwrap();
     assert_eq!(scenario.steps[0].action.kind(), StepKind::Repeat);
 }

@@ -699,14 +699,13 @@ impl Writer {
                 self.reports_iterations(id);
             }
             5 => {
-                self.item("repeat:");
-                self.beside(&format!("  times: {}", 4 * times));
-                self.beside("  until: oom");
+                self.item(&format!("repeat: {}", 4 * times));
+                self.beside("until: oom");
                 if picks.percent(20) {
-                    self.beside(&format!("  leak_check: {}", leak_check(picks)));
+                    self.beside(&format!("leak_check: {}", leak_check(picks)));
                 }
-                self.beside("  steps:");
-                self.write_iterations(picks, 6, true, steps);
+                self.beside("steps:");
+                self.write_iterations(picks, 4, true, steps);
             }
             _ => {
                 self.item(&format!("repeat: {times}"));

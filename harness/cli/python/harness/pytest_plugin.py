@@ -1,7 +1,9 @@
 """Runs tests on a simulated GPU: @pytest.mark.gpu_memory(memory="24GiB", max_reserved="20GiB").
 
 Each marked test runs alone in a child process, `harness exec -- python -m pytest NODE`, which writes its reports and a memory snapshot for the parent.
+`--gpu-memory` measures a whole suite, and `--gpu-memory-limit` lets its tests share a GPU (`harness.suite`).
 """
+import contextlib
 import ctypes
 import json
 import os
@@ -17,13 +19,14 @@ from pathlib import Path
 import pytest
 from _pytest.config import get_config
 
+from harness import suite
+
 # Names the folder in which parent and child exchange files.
 FOLDER = "HARNESS_PYTEST_FOLDER"
 CHILD = "harness.pytest_plugin.child"
 END = "harness.pytest_plugin: end of the test's output"
 # The most bytes of a child's output that a report contains: the last ones.
 MOST_OUTPUT = 64 << 10
-UNITS = {"B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
 # The keyword arguments of the mark that are options of `harness exec`.
 OPTIONS = ("gpu", "memory", "devices", "context_overhead", "values", "alloc_conf", "fail")
 SIZES = ("memory", "context_overhead")
@@ -45,15 +48,39 @@ def pytest_addoption(parser):
     group = parser.getgroup("gpu_memory", "tests on a simulated GPU")
     group.addoption("--gpu-memory-harness", metavar="PROGRAM", help="the program `harness` [default: next to this Python, or in PATH]")
     group.addoption("--gpu-memory-update", action="store_true", help="write the baselines of the mark gpu_memory instead of comparing with them")
+    suite.add_options(group)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_load_initial_conftests(early_config):
+    """Runs all tests in a child process on a simulated GPU, before this process imports anything that needs a GPU."""
+    options = early_config.known_args_namespace
+    if options.gpu_memory and not options.help and not options.version and suite.FOLDER not in os.environ:
+        try:
+            raise SystemExit(int(suite.measure(early_config, options, harness(options), call)))
+        except Invalid as error:
+            raise pytest.UsageError(str(error)) from None
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_configure(config):
     config.addinivalue_line("markers", MARK)
+    try:
+        suite.configure(config, size)
+    except Invalid as error:
+        raise pytest.UsageError(str(error)) from None
     # Processes that the test starts are none of the parent's.
     folder = os.environ.pop(FOLDER, None)
     if folder:
         config.pluginmanager.register(Child(config, Path(folder)), CHILD)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_auto_num_workers(config):
+    """The number of workers of `-n auto` that share a GPU."""
+    if not config.option.gpu_memory_limit:
+        return None
+    return suite.Plan(config, size).workers(os.cpu_count() or 1)
 
 
 class Child:
@@ -126,7 +153,7 @@ def pytest_runtest_protocol(item, nextitem):
 
 def run(item, mark):
     """Runs the test in a child process and returns its reports."""
-    program = harness(item.config)
+    program = harness(item.config.option)
     options, limits = arguments(mark)
     if "baseline" in mark.kwargs:
         options.append(f"--baseline={item.path.parent / mark.kwargs['baseline']}")
@@ -140,7 +167,7 @@ def run(item, mark):
         # pytest takes a bracket in an argument for parameters.
         collected = next(path for path in (item.path, *item.path.parents) if "[" not in str(path))
         test = [sys.executable, "-m", "pytest", "-p", __name__, *inherited(item.config, folder), str(collected)]
-        code = call([program, "exec", *options, "--", *test], output, {FOLDER: folder}, item.config.invocation_params.dir)
+        code = call([program, "exec", *options, "--", *test], output, {FOLDER: folder, "PYTEST_ADDOPTS": ""}, item.config.invocation_params.dir)
         attempts = reports(item, Path(folder) / "reports")
         found, last = sum(attempts, []), attempts[-1]
         if not found:
@@ -211,9 +238,9 @@ def groups(config):
     return [config._parser._anonymous, *config._parser._groups]
 
 
-def call(command, output, variables=None, folder=None):
-    """Runs a command to its end and returns its exit code. If this process is interrupted or killed, the command ends with all that it started."""
-    environment = {**os.environ, **(variables or {}), "PYTEST_ADDOPTS": ""}
+def call(command, output=None, variables=None, folder=None):
+    """Runs a command to its end and returns its exit code; without `output`, it writes where this process does. If this process is interrupted or killed,
+    the command ends with all that it started."""
     parent = os.getpid()
 
     def end_with_parent():
@@ -221,10 +248,10 @@ def call(command, output, variables=None, folder=None):
         if os.getppid() != parent:
             os._exit(1)
 
-    with output.open("wb") as file:
+    with output.open("wb") if output else contextlib.nullcontext() as file:
         try:
-            streams = {"stdin": subprocess.DEVNULL, "stdout": file, "stderr": subprocess.STDOUT}
-            process = subprocess.Popen(command, env=environment, cwd=folder, preexec_fn=end_with_parent, **streams)
+            streams = {"stdin": subprocess.DEVNULL, "stdout": file, "stderr": subprocess.STDOUT} if file else {}
+            process = subprocess.Popen(command, env={**os.environ, **(variables or {})}, cwd=folder, preexec_fn=end_with_parent, **streams)
         except (OSError, ValueError) as error:
             raise Invalid(f"the program `{command[0]}` cannot start: {error}") from None
         try:
@@ -309,7 +336,7 @@ def size(name, value):
     match = isinstance(value, str) and re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)\s*([KMGT]iB|B)", value)
     if not match:
         raise Invalid(f"{name}={value!r} is not a size: write a number of bytes, or '20GiB'")
-    return int(float(match[1]) * UNITS[match[2]])
+    return int(float(match[1]) * suite.UNITS[match[2]])
 
 
 def above(record, limits):
@@ -342,13 +369,12 @@ def lines_at_peak(program, snapshot):
 
 
 def text(size):
-    unit = next(unit for unit in ("TiB", "GiB", "MiB", "KiB", "B") if size >= UNITS[unit] or unit == "B")
-    return f"{size / UNITS[unit]:.2f} {unit} ({size} bytes)"
+    return f"{suite.size(size)} ({size} bytes)"
 
 
-def harness(config):
+def harness(options):
     beside = Path(sys.executable).with_name("harness")
-    program = config.getoption("--gpu-memory-harness") or (str(beside) if beside.exists() else shutil.which("harness"))
+    program = options.gpu_memory_harness or (str(beside) if beside.exists() else shutil.which("harness"))
     if not program:
         raise Invalid("the program `harness` is not installed: install the wheel into this environment, or name it with --gpu-memory-harness")
     return program

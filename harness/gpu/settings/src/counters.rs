@@ -18,7 +18,7 @@ use crate::{calls::Call, latency::Latency, settings::MOST_DEVICES};
 /// The end of the name of a file of counters, after the process number.
 pub const ENDING: &str = ".counters";
 /// The first word of a file: a magic number that includes the version of the layout.
-const MARK: u64 = 0x4841_524e_4750_5508;
+const MARK: u64 = 0x4841_524e_4750_5509;
 /// Functions without a model that are listed by name.
 const MOST_NAMES: usize = 128;
 /// Longer names are cut.
@@ -77,6 +77,8 @@ struct Figures {
     frees: AtomicU64,
     failed: AtomicU64,
     injected: AtomicU64,
+    /// The most bytes in use since the program last wrote this word (`counters.py`).
+    recent_peak: AtomicU64,
 }
 
 // SAFETY: all of it is atomics, and any bytes are valid atomics.
@@ -205,10 +207,11 @@ impl Counters {
 
     /// Sets the bytes of a device in use and raises the peak.
     pub fn set_used(&self, device: usize, used: Bytes) {
-        self.figures[device].used.store(used.0, Ordering::Relaxed);
-        self.figures[device]
-            .peak
-            .fetch_max(used.0, Ordering::Relaxed);
+        let figures = &self.figures[device];
+        figures.used.store(used.0, Ordering::Relaxed);
+        for peak in [&figures.peak, &figures.recent_peak] {
+            peak.fetch_max(used.0, Ordering::Relaxed);
+        }
     }
 
     /// Notes an estimated workspace of cuDNN, which is this much above its lower and below its
@@ -372,6 +375,7 @@ impl ProcessCounters {
                           frees,
                           failed,
                           injected,
+                          recent_peak: _,
                       }: &Figures| DeviceCounters {
             memory: Bytes(read(&counters.memory)),
             used: Bytes(read(used)),

@@ -223,6 +223,8 @@ struct Description {
     takes_integers: bool,
     /// The signature includes numbers, because the CPU may refuse some, for example a layout.
     is_particular: bool,
+    /// Set by [`harness_values_compute`].
+    operation: *const Operation,
 }
 
 struct Operation {
@@ -1185,7 +1187,7 @@ unsafe extern "C" fn harness_values_probe(torch: *const Torch, name: *const c_ch
 /// # Safety
 /// The description is true.
 #[unsafe(no_mangle)]
-unsafe extern "C" fn harness_values_compute(description: &Description) -> bool {
+unsafe extern "C" fn harness_values_compute(description: &mut Description) -> bool {
     let Some(known) = KNOWN
         .get()
         .filter(|_| description.arguments <= MOST_ARGUMENTS)
@@ -1217,7 +1219,7 @@ unsafe extern "C" fn harness_values_compute(description: &Description) -> bool {
     }));
     let mut operations = OPERATIONS.write().unwrap_or_else(PoisonError::into_inner);
     // Another thread may have changed the kernel already.
-    operations.entry(own.0[0]).or_insert(operation);
+    description.operation = *operations.entry(own.0[0]).or_insert(operation);
     for kernel in [registered, kernel] {
         kernel
             .function
@@ -1228,10 +1230,12 @@ unsafe extern "C" fn harness_values_compute(description: &Description) -> bool {
 }
 
 export! {
-    /// Remembers that the CPU accepts the arguments of the operation that Python runs in this
-    /// thread.
-    harness_values_accepted() -> () = {
-        if let Some((operation, signature)) = IN_PYTHON.take() {
+    /// Remembers that the CPU accepts the arguments with which Python runs this operation in this
+    /// thread, unless the operation came to Python before its kernel was replaced.
+    harness_values_accepted(accepting: *const Operation) -> () = {
+        if let Some((operation, signature)) = IN_PYTHON.take()
+            && ptr::eq(operation, accepting)
+        {
             let unused = |accepted: &&AtomicU64| {
                 accepted
                     .compare_exchange(0, signature, Ordering::Relaxed, Ordering::Relaxed)

@@ -29,10 +29,6 @@ _LATE = "torch._dynamo"
 _ATTEMPT_BYTES = 32
 # The first byte of an attempt to allocate from CUDA's own pools.
 _MALLOC_ASYNC = 2
-# Offset of the number of submitted work items in the counters of a process, after three words of eight bytes.
-_SUBMITTED_AT = 24
-# The counters of a process have six numbers for each device: bytes in use, their peak, requests, frees, failures and injected ones.
-_DEVICES_AT, _DEVICE_BYTES, _MOST_DEVICES = 56, 48, 120
 # The quantities whose peaks are kept if the program resets them.
 _WITH_PEAKS = ("allocated_bytes", "reserved_bytes", "active_bytes", "requested_bytes")
 # Exceptions looked at from one to its cause.
@@ -365,15 +361,8 @@ def _has_used_torch():
 def _held():
     """The bytes that this process holds from the driver, by the index of a device that it has requested memory of. A library opens a device, and
     fails in a forked child, if it is asked for others."""
-    import struct
-
-    try:
-        with open(os.path.join(_ATTEMPTS, "%d.counters" % os.getpid()), "rb") as file:
-            words = file.read(_DEVICES_AT + _MOST_DEVICES * _DEVICE_BYTES)
-    except FileNotFoundError:
-        return {}
-    devices = [struct.unpack_from("6Q", words, at) for at in range(_DEVICES_AT, len(words) - _DEVICE_BYTES + 1, _DEVICE_BYTES)]
-    return {str(index): used for index, (used, _, requests, *_) in enumerate(devices) if requests}
+    found = _counters.read(_ATTEMPTS)
+    return {str(index): device.used for index, device in found.devices.items()} if found else {}
 
 
 def _ask_libraries():
@@ -666,8 +655,8 @@ def _sample_allocated(module):
     def sample():
         try:
             if _ATTEMPTS == _RUN:
-                counters = os.open(os.path.join(_RUN, "%d.counters" % os.getpid()), os.O_RDONLY)
-                count = lambda: int.from_bytes(os.pread(counters, 8, _SUBMITTED_AT), "little")
+                counters = os.open(_counters.path(_RUN), os.O_RDONLY)
+                count = lambda: _counters.submitted(counters)
             else:
                 noted = [os.open(os.path.join(_ATTEMPTS, "%d.%s" % (os.getpid(), kind)), os.O_RDONLY) for kind in ("attempts", "frees")]
                 count = lambda: sum(os.fstat(file).st_size // _ATTEMPT_BYTES for file in noted)
@@ -1044,7 +1033,7 @@ def _run_hidden_sitecustomize():
 if _RUN and not hasattr(sys, "_harness_hook"):
     sys._harness_hook = True
     _require_library()
-    _libraries = _own_module("libraries")
+    _counters, _libraries = _own_module("counters"), _own_module("libraries")
     _mark()
     os.register_at_fork(after_in_child=_mark)
     os.register_at_fork(after_in_child=_forget_libraries)

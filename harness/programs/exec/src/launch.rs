@@ -37,8 +37,12 @@ const ENGINES: [(&str, &str); 4] = [
     ("sglang.py", include_str!("engines/sglang.py")),
     ("vllm.py", include_str!("engines/vllm.py")),
 ];
-/// What the hook knows of libraries other than torch.
-const OTHER_LIBRARIES: (&str, &str) = ("libraries.py", include_str!("libraries.py"));
+/// What the hook always imports: the counters of a process, and what it knows of libraries other
+/// than torch.
+const MODULES: [(&str, &str); 2] = [
+    ("counters.py", include_str!("counters.py")),
+    ("libraries.py", include_str!("libraries.py")),
+];
 /// Imported by the hook if values are computed.
 const VALUES: [(&str, &str); 4] = [
     ("cpu_values.py", include_str!("cpu_values.py")),
@@ -240,7 +244,9 @@ impl Launch<'_> {
         let hook = hook_folder(run);
         fs::create_dir(&hook)?;
         fs::write(hook.join("sitecustomize.py"), SITE)?;
-        fs::write(hook.join(OTHER_LIBRARIES.0), OTHER_LIBRARIES.1)?;
+        for (name, module) in MODULES {
+            fs::write(hook.join(name), module)?;
+        }
         if self.is_audited()
             && self
                 .command

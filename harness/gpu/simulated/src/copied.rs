@@ -15,22 +15,50 @@ const LARGEST: u64 = 1 << 20;
 /// The number of stored copies, which launches read without the lock.
 static STORED: AtomicUsize = AtomicUsize::new(0);
 
-/// How many stored copies reach into the blocks of [`BLOCK`] bytes whose numbers have this hash.
-/// Only holders of the state change them.
-static BLOCKS: [AtomicU32; 1 << 12] = [const { AtomicU32::new(0) }; 1 << 12];
-const BLOCK: u64 = 512;
+/// How many stored copies reach into the blocks of this many bytes whose numbers have a hash. Only
+/// holders of the state change them.
+struct Blocks<const BYTES: u64>([AtomicU32; 1 << 12]);
 
-fn copies_in(block: u64) -> &'static AtomicU32 {
-    // The upper bits of a product with 2⁶⁴ divided by the golden ratio.
-    &BLOCKS[(block.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 52) as usize]
+static BLOCKS: Blocks<512> = Blocks::new();
+/// PyTorch keeps tensors of up to 1 MiB in segments of this size, and larger ones elsewhere.
+static SEGMENTS: Blocks<{ 2 << 20 }> = Blocks::new();
+/// The most blocks that are looked up for a range.
+const MOST_BLOCKS: u64 = 32;
+
+impl<const BYTES: u64> Blocks<BYTES> {
+    const fn new() -> Self {
+        Self([const { AtomicU32::new(0) }; 1 << 12])
+    }
+
+    /// The counts of the blocks of a range, which is not empty.
+    fn of(&self, start: u64, len: u64) -> impl Iterator<Item = &AtomicU32> {
+        (start / BYTES..=start.saturating_add(len - 1) / BYTES).map(|block| {
+            // The upper bits of a product with 2⁶⁴ divided by the golden ratio.
+            &self.0[(block.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 52) as usize]
+        })
+    }
+
+    fn change(&self, start: u64, len: u64, change: impl Fn(u32) -> u32) {
+        self.of(start, len).for_each(|copies| {
+            copies.store(change(copies.load(Ordering::Relaxed)), Ordering::Relaxed)
+        });
+    }
+
+    fn may_know(&self, start: u64, len: u64) -> bool {
+        self.of(start, len)
+            .any(|copies| copies.load(Ordering::Relaxed) > 0)
+    }
+
+    fn clear(&self) {
+        self.0
+            .iter()
+            .for_each(|copies| copies.store(0, Ordering::Relaxed));
+    }
 }
 
-/// Changes the counts of the blocks of a copy, which is not empty.
-fn count(start: u64, len: usize, change: impl Fn(u32) -> u32) {
-    for block in start / BLOCK..=(start + len as u64 - 1) / BLOCK {
-        let copies = copies_in(block);
-        copies.store(change(copies.load(Ordering::Relaxed)), Ordering::Relaxed);
-    }
+fn count(start: u64, len: usize, change: impl Fn(u32) -> u32 + Copy) {
+    BLOCKS.change(start, len as u64, change);
+    SEGMENTS.change(start, len as u64, change);
 }
 
 fn uncount(start: u64, len: usize) {
@@ -39,7 +67,17 @@ fn uncount(start: u64, len: usize) {
 
 /// Returns `false` if no stored copy is around an address. Needs no lock.
 pub(crate) fn may_know(address: u64) -> bool {
-    copies_in(address / BLOCK).load(Ordering::Relaxed) > 0
+    BLOCKS.may_know(address, 1)
+}
+
+/// Returns `false` if no byte of a range is stored. Needs no lock.
+pub(crate) fn may_know_any(start: u64, len: u64) -> bool {
+    match len {
+        0 => false,
+        _ if len <= MOST_BLOCKS * 512 => BLOCKS.may_know(start, len),
+        _ if len <= MOST_BLOCKS * (2 << 20) => SEGMENTS.may_know(start, len),
+        _ => true,
+    }
 }
 
 thread_local! {
@@ -91,6 +129,9 @@ impl CopiedBytes {
 
     /// Forgets a range that is freed or written with unknown bytes.
     pub(crate) fn forget(&mut self, start: u64, len: u64) {
+        if !may_know_any(start, len) {
+            return;
+        }
         let end = start.saturating_add(len);
         let overlapping: Vec<u64> = self
             .overlapping(start, end)
@@ -122,12 +163,7 @@ impl CopiedBytes {
 
     /// Forgets the copy around an address, because a kernel may write to it.
     pub(crate) fn forget_around(&mut self, address: u64) {
-        let around = self
-            .0
-            .range(..=address)
-            .next_back()
-            .filter(|(first, bytes)| address - **first < bytes.len() as u64);
-        if let Some(first) = around.map(|(first, _)| *first) {
+        if let Some((first, _)) = self.around(address) {
             self.remove(first);
             self.publish();
         }
@@ -145,9 +181,8 @@ impl CopiedBytes {
     /// Forgets everything, because a kernel may write anywhere.
     pub(crate) fn forget_all(&mut self) {
         self.0.clear();
-        BLOCKS
-            .iter()
-            .for_each(|copies| copies.store(0, Ordering::Relaxed));
+        BLOCKS.clear();
+        SEGMENTS.clear();
         self.publish();
     }
 
@@ -183,6 +218,22 @@ impl CopiedBytes {
         len == 0 || reaches.is_some_and(|known| known >= end)
     }
 
+    /// Reads a range if all its bytes are stored. Returns whether they are.
+    pub(crate) fn read_all(&self, start: u64, into: &mut [u8]) -> bool {
+        if let Some((first, bytes)) = self.around(start) {
+            let offset = (start - first) as usize;
+            if let Some(bytes) = bytes.get(offset..offset + into.len()) {
+                into.copy_from_slice(bytes);
+                return true;
+            }
+        }
+        let is_known = self.knows_all(start, into.len() as u64);
+        if is_known {
+            self.read(start, into);
+        }
+        is_known
+    }
+
     /// Reads the stored bytes of a range. Other bytes of the result stay what they are.
     pub(crate) fn read(&self, start: u64, into: &mut [u8]) {
         let end = start + into.len() as u64;
@@ -215,6 +266,12 @@ impl CopiedBytes {
             .into_iter()
             .for_each(|(first, bytes)| self.insert(first, bytes));
         self.publish();
+    }
+
+    /// The copy that an address points into.
+    fn around(&self, address: u64) -> Option<(u64, &Vec<u8>)> {
+        let (first, bytes) = self.0.range(..=address).next_back()?;
+        (address - first < bytes.len() as u64).then_some((*first, bytes))
     }
 
     fn overlapping(&self, start: u64, end: u64) -> impl Iterator<Item = (u64, &Vec<u8>)> {

@@ -7,9 +7,9 @@
 //! nothing, and the report lists them. Those of the driver and the runtime return "not supported".
 
 use std::ffi::{CStr, c_char};
-use std::ptr;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicPtr, Ordering};
+use std::{ptr, slice};
 
 use crate::objects::{delete_object, new_object};
 use crate::{code::Code, copied, libraries, solver, stack::words_on_stack, world};
@@ -36,14 +36,16 @@ struct Function {
     only_describes: bool,
 }
 
-/// Parts of the names of functions that create, change or destroy descriptions of later work.
-const DESCRIBES: [&str; 6] = [
+/// Parts of the names of functions that create, change or destroy descriptions of later work, or
+/// return the size of what it needs.
+const DESCRIBES: [&str; 7] = [
     "Create",
     "Destroy",
     "Descriptor",
     "Attribute",
     "SetStream",
     "Mode",
+    "Size",
 ];
 /// Functions with such names that write device memory: a sequence, and states of random numbers.
 const WRITES: [&str; 2] = [
@@ -163,13 +165,16 @@ fn forget_outputs(registers: *const u64, stack: *const u64) {
     let on_stack = words_on_stack(stack.addr()).min(ON_STACK);
     // SAFETY: there are six registers, and these words are on the stack.
     let words = unsafe {
-        (0..6)
-            .map(|index| *registers.add(index))
-            .chain((0..on_stack).map(|index| *stack.add(index)))
+        [
+            slice::from_raw_parts(registers, 6),
+            slice::from_raw_parts(stack, on_stack),
+        ]
     };
-    words
-        .filter(|word| world::is_device_memory(*word) && copied::may_know(*word))
-        .for_each(|address| world::machine().state().copied.forget_around(address));
+    for address in words.into_iter().flatten().copied() {
+        if world::is_device_memory(address) && copied::may_know(address) {
+            world::machine().state().copied.forget_around(address);
+        }
+    }
 }
 
 fn result_of_unknown(name: &[u8]) -> u64 {

@@ -38,3 +38,30 @@ fn a_large_copy_is_not_stored_and_forgets_older_copies() {
     copied.write(8, &vec![1; (1 << 20) + 1]);
     assert_eq!(read(&copied, 0, 16), [[7; 8], [0; 8]].concat());
 }
+
+#[test]
+fn what_is_known_is_found_in_ranges_of_each_size_without_the_lock() {
+    let mut copied = CopiedBytes::default();
+    let start = 1 << 40; // No other test writes there.
+    let ranges = [
+        (start, 1),
+        (start + 7, 1),
+        (start - 4096, 4097),
+        (start - (1 << 20), 2 << 20),
+        (start - (1 << 30), 2 << 30),
+    ];
+    copied.write(start, &[1, 2, 3, 4, 5, 6, 7, 8]);
+    for (from, len) in ranges {
+        assert!(may_know_any(from, len), "{len} from {from:#x}");
+    }
+    assert!(!may_know_any(start, 0));
+    let mut bytes = [0; 4];
+    assert!(copied.read_all(start + 2, &mut bytes) && bytes == [3, 4, 5, 6]);
+    assert!(!copied.read_all(start + 6, &mut bytes));
+    copied.write(start + 8, &[9, 10]);
+    assert!(copied.read_all(start + 6, &mut bytes) && bytes == [7, 8, 9, 10]);
+    copied.forget(start, 10);
+    for (from, len) in &ranges[..4] {
+        assert!(!may_know_any(*from, *len), "{len} from {from:#x}");
+    }
+}

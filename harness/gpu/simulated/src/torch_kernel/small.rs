@@ -13,15 +13,16 @@ use std::collections::HashMap;
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::hash::{BuildHasherDefault, Hasher};
 use std::sync::atomic::{AtomicPtr, AtomicU64, AtomicUsize, Ordering};
-use std::{arch::global_asm, cell::Cell, cell::RefCell, mem, ops::Range, ptr, slice};
+use std::{arch::global_asm, cell::Cell, cell::RefCell, mem, ptr, slice};
 
 use super::{
     CPU, DOUBLE, Function, Handle, INT, KNOWN, Known, List, NONE, Signature, Stack, TENSOR, Value,
     Values,
 };
 use super::{counts, element_size, get, is_in_library, list_of, release};
+use crate::copied::{self, Kept, may_know_any};
 use crate::world::{State, is_device_memory, machine};
-use crate::{contents, copied, copied::Kept, reads};
+use crate::{contents, reads};
 
 mod direct;
 mod unboxed;
@@ -156,20 +157,6 @@ impl Layout {
         self.elements() <= MOST_ELEMENTS
     }
 
-    /// The addresses from the first element to the end of the last one.
-    fn range(&self) -> Range<u64> {
-        if self.elements() == 0 {
-            return self.address..self.address;
-        }
-        let last = self
-            .sizes()
-            .iter()
-            .zip(&self.strides)
-            .map(|(size, stride)| (size - 1) * stride)
-            .sum::<i64>();
-        self.address..self.address + (last.cast_unsigned() + 1) * self.element
-    }
-
     fn is_dense(&self) -> bool {
         let mut next = 1;
         self.sizes()
@@ -206,15 +193,12 @@ impl Layout {
     /// Reads the elements of a small tensor of the GPU in their order. Returns whether all are
     /// known.
     fn read(&self, state: &State, into: &mut [u8]) -> bool {
+        if self.is_dense() {
+            let size = (self.elements() * self.element) as usize;
+            return state.copied.read_all(self.address, &mut into[..size]);
+        }
         if !self.is_known(state) {
             return false;
-        }
-        if self.is_dense() {
-            state.copied.read(
-                self.address,
-                &mut into[..(self.elements() * self.element) as usize],
-            );
-            return true;
         }
         let mut elements = into.chunks_exact_mut(self.element as usize);
         self.each(|offset| {
@@ -225,13 +209,8 @@ impl Layout {
         true
     }
 
-    /// Returns whether all elements of a small tensor of the GPU are known.
+    /// Returns whether all elements are known.
     fn is_known(&self, state: &State) -> bool {
-        if self.is_dense() {
-            return state
-                .copied
-                .knows_all(self.address, self.elements() * self.element);
-        }
         let mut is_known = true;
         self.each(|offset| is_known &= state.copied.knows_all(self.address + offset, self.element));
         is_known
@@ -276,11 +255,24 @@ impl Layout {
     }
 
     fn forget(&self, state: &mut State) {
-        if is_device_memory(self.address) {
-            let Range { start, end } = self.range();
-            state.copied.forget(start, end - start);
+        let strides = &self.strides[..self.dimensions];
+        if let Some((start, len)) = range(self.address, self.element, self.sizes(), strides) {
+            state.copied.forget(start, len);
         }
     }
+}
+
+/// The range of device memory from the first element of a tensor to the end of the last one. `None`
+/// for an empty tensor.
+fn range(address: u64, element: u64, sizes: &[i64], strides: &[i64]) -> Option<(u64, u64)> {
+    let mut last = 0;
+    for (size, stride) in sizes.iter().zip(strides) {
+        if *size == 0 {
+            return None;
+        }
+        last += (size - 1) * stride;
+    }
+    is_device_memory(address).then_some((address, (last.cast_unsigned() + 1) * element))
 }
 
 type Shape = (i32, usize, [i64; MOST_DIMENSIONS]);
@@ -541,15 +533,55 @@ impl Known {
     }
 
     /// The values, with the elements of lists in their place.
-    fn tensors(&self, values: &[Value]) -> Vec<Value> {
+    fn tensors(&self, values: &[Value]) -> impl Iterator<Item = Value> {
         values
             .iter()
-            .flat_map(|value| {
-                self.list(value)
-                    .map_or(slice::from_ref(value), |list| list.elements.all())
-            })
+            .flat_map(|value| self.elements_of(value))
             .copied()
-            .collect()
+    }
+
+    /// The elements of a list, or the value.
+    fn elements_of<'a>(&self, value: &'a Value) -> &'a [Value] {
+        self.list(value)
+            .map_or(slice::from_ref(value), |list| list.elements.all())
+    }
+
+    /// The range of a tensor of the GPU that may have known bytes.
+    fn known_range(&self, tensor: &Value) -> Option<(u64, u64)> {
+        if !self.is_on_gpu_and_defined(tensor) {
+            return None;
+        }
+        let torch = &self.torch;
+        let address = get::<usize>(torch.address, tensor)? as u64;
+        let element = element_size(get(torch.scalar_type, tensor)?)?;
+        let [sizes, strides] = torch.shape(tensor)?;
+        range(address, element, sizes, strides).filter(|(start, len)| may_know_any(*start, *len))
+    }
+
+    /// Returns whether a value needs no bytes of the GPU, or is a small tensor that may have known
+    /// ones.
+    fn may_be_known(&self, value: &Value) -> bool {
+        if !self.is_on_gpu_and_defined(value) {
+            return true;
+        }
+        match self.elements(value) {
+            0 => true,
+            1..=MOST_ELEMENTS => get::<usize>(self.torch.address, value)
+                .is_some_and(|address| copied::may_know(address as u64)),
+            _ => false,
+        }
+    }
+
+    /// Returns whether `copy_` copies on the GPU to another type: kernels do that, not the runtime.
+    fn casts(&self, arguments: &[Value]) -> bool {
+        let [to, from, ..] = arguments else {
+            return false;
+        };
+        let scalar_type = |tensor| get::<i32>(self.torch.scalar_type, tensor);
+        [to, from]
+            .iter()
+            .all(|tensor| self.is_on_gpu_and_defined(tensor))
+            && scalar_type(to) != scalar_type(from)
     }
 
     fn list(&self, value: &Value) -> Option<&'static List> {
@@ -581,71 +613,74 @@ impl Operation {
             })
     }
 
-    /// Returns whether no argument depends on a large tensor.
+    /// Returns whether no argument depends on a large tensor or on one that is not known.
     fn is_computable(&self, known: &Known, arguments: &[Value]) -> bool {
-        let is_small =
-            |value: &Value| !known.is_on_gpu_and_defined(value) || known.is_small_on_gpu(value);
-        let are_small = |(index, argument): (usize, &Value)| match known.list(argument) {
-            _ if self.overwritten & 1 << index != 0 => true,
-            Some(list) => list.elements.all().iter().all(is_small),
-            None => is_small(argument),
+        // The GPU's kernel of such an operation forgets known arguments, which are stored again.
+        let may_be_known = |value: &Value| match self.kind {
+            Kind::Read => !known.is_on_gpu_and_defined(value) || known.is_small_on_gpu(value),
+            _ => known.may_be_known(value),
         };
-        self.is_on_cpu && self.kind != Kind::Unknown && arguments.iter().enumerate().all(are_small)
+        self.is_on_cpu
+            && self.kind != Kind::Unknown
+            && arguments.iter().enumerate().all(|(index, argument)| {
+                self.overwritten & 1 << index != 0
+                    || known.elements_of(argument).iter().all(may_be_known)
+            })
     }
 
-    fn changed_ranges(&self, known: &Known, arguments: &[Value]) -> Vec<Range<u64>> {
-        let changed = arguments
-            .iter()
-            .enumerate()
-            .filter(|(index, _)| self.changed & 1 << index != 0)
-            .map(|(_, argument)| argument);
-        let tensors = changed.flat_map(|argument| {
-            known
-                .list(argument)
-                .map_or(slice::from_ref(argument), |list| list.elements.all())
-        });
-        let layouts = tensors
-            .filter(|tensor| known.is_on_gpu_and_defined(tensor))
-            .filter_map(|tensor| Layout::of(known, tensor));
-        layouts.map(|layout| layout.range()).collect()
-    }
-
-    /// Returns whether the operation may write to known bytes.
-    fn forgets(&self) -> bool {
-        matches!(self.kind, Kind::Computed | Kind::Unknown) && copied::any()
-    }
-
-    /// Prepares a call of the GPU's kernel.
-    fn before<'a>(
-        &'a self,
-        known: &'a Known,
-        arguments: &[Value],
-        concerns: bool,
-        borrows: bool,
-    ) -> Option<Around<'a>> {
-        if !concerns || !self.is_computable(known, arguments) {
-            let changed = |()| match concerns {
-                true => self.changed_ranges(known, arguments),
-                false => Vec::new(),
-            };
-            return self
-                .forgets()
-                .then(|| Around::Forget(changed(()), Kept::new()));
+    /// The ranges with known bytes that the operation changes.
+    fn changed_ranges(&self, known: &Known, arguments: &[Value]) -> Vec<(u64, u64)> {
+        let mut ranges = Vec::new();
+        for (index, argument) in arguments.iter().enumerate() {
+            if self.changed & 1 << index != 0 {
+                let tensors = known.elements_of(argument).iter();
+                ranges.extend(tensors.filter_map(|tensor| known.known_range(tensor)));
+            }
         }
+        ranges
+    }
+
+    /// Returns whether the kernels of an operation that is not computed may write to known bytes.
+    fn forgets(&self, known: &Known, arguments: &[Value]) -> bool {
+        let is_forgetting = match self.kind {
+            Kind::Computed | Kind::Unknown => true,
+            Kind::Read => false,
+            Kind::Copy => known.casts(arguments),
+        };
+        is_forgetting && copied::any()
+    }
+
+    /// Decides on a call by its tensors.
+    fn plan(&self, known: &Known, arguments: &[Value]) -> Plan {
+        let concerns = self.concerns(known, arguments);
+        if concerns && self.is_computable(known, arguments) {
+            return Plan::Compute;
+        }
+        if !self.forgets(known, arguments) {
+            return Plan::Leave;
+        }
+        Plan::Forget(match concerns {
+            true => self.changed_ranges(known, arguments),
+            false => Vec::new(),
+        })
+    }
+
+    /// Prepares the computation.
+    fn before<'a>(&'a self, known: &'a Known, arguments: &[Value], borrows: bool) -> Around<'a> {
         let direct = self.direct.filter(|_| !is_captured());
         if let Some(number) = direct.and_then(|direct| direct.compute(known, arguments)) {
-            return Some(Around::Direct(number, Kept::new()));
+            return Around::Direct(number, Kept::new());
         }
         let mut run = self.prepare(known, arguments, borrows);
         if self.kind != Kind::Read {
             // What a kernel reads back may be in memory of an earlier tensor.
-            return Some(Around::Compute(run, Kept::new()));
+            return Around::Compute(run, Kept::new());
         }
         let is_computed = run.read();
         if let Some(mut values) = run.values.take_if(|_| !is_computed) {
             clear(known, &mut values);
         }
-        Some(Around::Read(run, is_computed))
+        Around::Read(run, is_computed)
     }
 
     fn prepare<'a>(&'a self, known: &'a Known, arguments: &[Value], borrows: bool) -> Run<'a> {
@@ -687,10 +722,18 @@ fn is_captured() -> bool {
         && machine().state().streams.is_capturing()
 }
 
+/// What a call needs besides the GPU's kernel.
+enum Plan {
+    Leave,
+    /// What it changes is not known afterwards. These are the ranges that have known bytes now.
+    Forget(Vec<(u64, u64)>),
+    Compute,
+}
+
 /// A call of the GPU's kernel, and what follows.
 enum Around<'a> {
     /// These ranges and the results are not known afterwards.
-    Forget(Vec<Range<u64>>, Kept),
+    Forget(Vec<(u64, u64)>, Kept),
     Compute(Run<'a>, Kept),
     /// The first result has this number as its elements.
     Direct(Number, Kept),
@@ -700,33 +743,28 @@ enum Around<'a> {
 
 impl Around<'_> {
     /// Ends a call that has returned these results.
-    fn after(self, known: &Known, results: &[Value]) {
+    fn after(self, known: &Known, mut results: impl Iterator<Item = Value>) {
         match self {
             Self::Forget(changed, kept) => {
                 drop(kept);
-                let layouts = results
-                    .iter()
-                    .filter(|result| known.is_on_gpu_and_defined(result));
-                let layouts = layouts.filter_map(|result| Layout::of(known, result));
-                let mut state = machine().state();
-                layouts.for_each(|layout| layout.forget(&mut state));
-                changed
-                    .into_iter()
-                    .for_each(|Range { start, end }| state.copied.forget(start, end - start));
+                let new = results.filter_map(|result| known.known_range(&result));
+                for (start, len) in changed.into_iter().chain(new) {
+                    machine().state().copied.forget(start, len);
+                }
             }
             Self::Compute(run, kept) => {
                 drop(kept);
-                run.finish(results, false);
+                run.finish(&results.collect::<Vec<_>>(), false);
             }
             Self::Direct(number, kept) => {
                 drop(kept);
-                if let Some(result) = results.first() {
-                    number.store(known, result);
+                if let Some(result) = results.next() {
+                    number.store(known, &result);
                 }
             }
             Self::Read(run, is_computed) => {
                 reads::announce(None);
-                run.finish(results, is_computed);
+                run.finish(&results.collect::<Vec<_>>(), is_computed);
             }
         }
     }
@@ -942,7 +980,7 @@ impl Run<'_> {
             return;
         }
         let computed = self.values.as_ref().map(|values| values.stack.all());
-        let computed = known.tensors(computed.unwrap_or_default());
+        let computed: Vec<Value> = known.tensors(computed.unwrap_or_default()).collect();
         for (index, layout) in new.iter().enumerate() {
             let Some(layout) = layout else { continue };
             let of_cpu = computed
@@ -996,12 +1034,15 @@ unsafe extern "C-unwind" fn run(
         .zip(KNOWN.get())
         .expect("the operation is known before its kernel is replaced");
     let arguments = stack.last(operation.arguments);
-    let concerns = operation.concerns(known, arguments);
-    let around = operation.before(known, arguments, concerns, false);
+    let around = match operation.plan(known, arguments) {
+        Plan::Leave => None,
+        Plan::Forget(changed) => Some(Around::Forget(changed, Kept::new())),
+        Plan::Compute => Some(operation.before(known, arguments, false)),
+    };
     // SAFETY: as PyTorch has called this function.
     unsafe { (operation.on_gpu)(object, handle, keys, stack) };
     if let Some(around) = around {
-        around.after(known, &known.tensors(stack.last(operation.returns)));
+        around.after(known, known.tensors(stack.last(operation.returns)));
     }
 }
 

@@ -85,9 +85,10 @@ fn integer(known: &Known, tensor: &Value) -> Option<i64> {
     let address: usize = get(torch.address, tensor)?;
     if known.is_on_gpu(tensor)? {
         let mut bytes = [0; 8];
-        let state = machine().state();
-        let is_known = state.copied.knows_all(address as u64, 8);
-        state.copied.read(address as u64, &mut bytes);
+        let is_known = machine()
+            .state()
+            .copied
+            .read_all(address as u64, &mut bytes);
         return is_known.then(|| i64::from_ne_bytes(bytes));
     }
     // SAFETY: a tensor of the CPU with one element.

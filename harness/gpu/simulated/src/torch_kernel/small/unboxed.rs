@@ -15,7 +15,7 @@ use std::fmt::Write as _;
 use std::sync::atomic::{AtomicPtr, AtomicUsize, Ordering};
 use std::{mem::offset_of, ptr, slice};
 
-use super::{Handle, KNOWN, Known, List, Operation};
+use super::{Around, Handle, KNOWN, Kept, Known, List, Operation, Plan};
 use crate::torch_kernel::{DOUBLE, INT, MOST_ARGUMENTS, NONE, Stack, TENSOR, Value};
 
 /// Functions for operations. `harness_small_entries` has as many.
@@ -188,9 +188,9 @@ impl Call {
     }
 
     /// The tensors that the kernel has returned.
-    fn results(&self, results: &Results) -> Vec<Value> {
+    fn results(&self, results: &Results) -> impl Iterator<Item = Value> {
         let (address, count) = match *results {
-            Results::None => return Vec::new(),
+            Results::None => (0, 0),
             Results::Reference => (self.results[0], 1),
             Results::Tensors(count) => (self.results[0], count),
             Results::Vector => {
@@ -200,26 +200,27 @@ impl Call {
                 (start, (end - start) as usize / size_of::<usize>())
             }
         };
-        let mut values = tensors(address, count);
-        if matches!(results, Results::Tensors(_)) {
-            values.reverse();
-        }
-        values
+        let is_reversed = matches!(results, Results::Tensors(_));
+        let objects = objects(address, count);
+        (0..count).map(move |index| {
+            let index = if is_reversed {
+                count - 1 - index
+            } else {
+                index
+            };
+            Value::new(TENSOR, objects[index])
+        })
     }
 }
 
-/// The values of tensors at an address that C++ has passed.
-fn tensors(address: u64, count: usize) -> Vec<Value> {
+/// The objects of tensors at an address that C++ has passed.
+fn objects<'a>(address: u64, count: usize) -> &'a [usize] {
     if count == 0 {
-        return Vec::new();
+        return &[];
     }
     let start = ptr::with_exposed_provenance::<usize>(address as usize);
-    // SAFETY: an `at::Tensor` is the address of its object, and this many are there.
-    let objects = unsafe { slice::from_raw_parts(start, count) };
-    objects
-        .iter()
-        .map(|object| Value::new(TENSOR, *object))
-        .collect()
+    // SAFETY: an `at::Tensor` is the address of its object, and this many are there in the call.
+    unsafe { slice::from_raw_parts(start, count) }
 }
 
 /// The arguments of a call as values, without references to objects.
@@ -255,8 +256,9 @@ impl Arguments {
                 Type::OptionalTensor if object(1) as u8 == 1 => Value::new(TENSOR, object(0)),
                 Type::OptionalTensors => Value::new(known.list_tag, object(0)),
                 Type::Tensors => {
-                    let elements = tensors(word(0) as u64, word(1));
-                    self.list(known, 0, elements)
+                    let tensors = objects(word(0) as u64, word(1)).iter();
+                    let tensors = tensors.map(|object| Value::new(TENSOR, *object)).collect();
+                    self.list(known, 0, tensors)
                 }
                 _ => Value::new(NONE, 0),
             };
@@ -391,33 +393,38 @@ unsafe extern "C-unwind" fn enter(index: u32, call: &mut Call) -> bool {
     call.function = types.function;
     let mut arguments = Arguments::new(types.arguments.len());
     arguments.add_tensors(known, types, call);
-    let concerns = operation.is_none_or(|operation| operation.concerns(known, arguments.all()));
-    if concerns {
+    let Some(operation) = operation else {
         arguments.add_others(known, types, call);
-    }
-    let mut text = String::new();
-    let around = match operation {
-        Some(operation) => operation.before(known, arguments.all(), concerns, true),
-        None => {
-            describe(known, arguments.all(), &mut text);
-            None
+        watch(known, types, call, &arguments);
+        return true;
+    };
+    let around = match operation.plan(known, arguments.all()) {
+        Plan::Leave => return false,
+        Plan::Forget(changed) => Around::Forget(changed, Kept::new()),
+        Plan::Compute => {
+            arguments.add_others(known, types, call);
+            operation.before(known, arguments.all(), true)
         }
     };
-    if around.is_none() && operation.is_some() {
-        return false;
-    }
     // SAFETY: the state is that of the call, with this many words on the stack.
     unsafe { harness_small_call(call, types.words_on_stack) };
-    let results = call.results(&types.results);
-    match around {
-        Some(around) => around.after(known, &results),
-        None => {
-            text.push_str(" >");
-            describe(known, &results, &mut text);
-            WATCHED.set(text);
-        }
-    }
+    around.after(known, call.results(&types.results));
     true
+}
+
+/// Calls a kernel of the CPU, and describes the call.
+fn watch(known: &Known, types: &Types, call: &mut Call, arguments: &Arguments) {
+    let mut text = String::new();
+    describe(known, arguments.all(), &mut text);
+    // SAFETY: the state is that of the call, with this many words on the stack.
+    unsafe { harness_small_call(call, types.words_on_stack) };
+    text.push_str(" >");
+    describe(
+        known,
+        &call.results(&types.results).collect::<Vec<_>>(),
+        &mut text,
+    );
+    WATCHED.set(text);
 }
 
 thread_local! {

@@ -1,10 +1,12 @@
-"""Records the decisions of the allocators of TensorFlow, RMM, ONNX Runtime and CuPy, which run here without a GPU.
+"""Records the decisions of the allocators of TensorFlow, RMM, ONNX Runtime, JAX and CuPy, which run here without a GPU.
 
     python3 ci/allocators/record.py FOLDER               writes recordings to FOLDER, with the pinned versions below
     python3 ci/allocators/record.py FOLDER SEEDS OPERATIONS [ALLOCATOR…]   the same for as many random traces of this length
     python3 ci/allocators/record.py --versions [NAME=VERSION…]   counts operations that other versions decide as the pinned ones
 
-Needs Python 3.11, g++ with C++20, PyPI, and 1 GiB below ~/.cache/harness. `harness replay --verify` compares recordings with our allocators."""
+JAX runs under `harness exec`. HARNESS is the program, else `target/debug/harness`.
+
+Needs Python 3.11, g++ with C++20, PyPI, and 2 GiB below ~/.cache/harness. `harness replay --verify` compares recordings with our allocators."""
 import gzip
 import itertools
 import json
@@ -18,8 +20,10 @@ from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 CACHE = Path(os.environ.get("HARNESS_CACHE", Path.home() / ".cache/harness")) / "allocators"
-PINNED = {"tensorflow-cpu": "2.21.0", "librmm-cu13": "26.10.0", "onnxruntime": "1.31.0", "cupy-cuda13x": "14.2.0"}
-PACKAGE = {"bfc": "tensorflow-cpu", "rmm_pool": "librmm-cu13", "ort_arena": "onnxruntime", "cupy_pool": "cupy-cuda13x"}
+PINNED = {"tensorflow-cpu": "2.21.0", "librmm-cu13": "26.10.0", "onnxruntime": "1.31.0", "jax-cuda13-pjrt": "0.12.0.1",
+          "cupy-cuda13x": "14.2.0"}
+PACKAGE = {"bfc": "tensorflow-cpu", "rmm_pool": "librmm-cu13", "ort_arena": "onnxruntime", "xla_bfc": "jax-cuda13-pjrt", "cupy_pool": "cupy-cuda13x"}
+HARNESS = os.environ.get("HARNESS", HERE.parent.parent / "target/debug/harness")
 GIB = 1 << 30
 OPERATIONS = 500
 # Name, allocator, streams, kinds of traces, the allocator's memory, the device's memory, options of the recorder.
@@ -47,6 +51,9 @@ CONFIGURATIONS = [
     ("shrinking", "ort_arena", 1, "emptied", GIB, None, {"growth": 3 << 20}),
     ("shrinking_same", "ort_arena", 1, "emptied", GIB, None, {"strategy": 1}),
     ("emptied", "cupy_pool", 3, "emptied", GIB, None, {}),
+    ("preallocated", "xla_bfc", 1, "small mixed large pressure", 4 * GIB, 8 * GIB, {"limit": 4 * GIB}),
+    ("tight", "xla_bfc", 1, "pressure", 4 * GIB, 8 * GIB, {"limit": GIB * 5 // 2}),
+    ("growing", "xla_bfc", 1, "mixed large pressure", 4 * GIB, 8 * GIB, {"limit": 4 * GIB, "preallocate": 0}),
     ("tiny", "rmm_pool", 2, "tiny", 4 * GIB, None, {"initial": 0, "maximum": 12800}),
 ]
 # The smallest and the largest request of a kind, the bytes after which a trace only frees, and how often it empties the cache.
@@ -106,16 +113,16 @@ def recorder(package, version):
     folder = installed([f"{package}=={version}"])
     if package.startswith("cupy"):
         return ["env", f"PYTHONPATH={folder}", sys.executable, HERE / "cupy_pool.py"]
-    source = HERE / {"tensorflow-cpu": "bfc.cpp", "onnxruntime": "ort_arena.cpp"}.get(package, "rmm_pool.cpp")
+    source = HERE / {"tensorflow-cpu": "bfc.cpp", "onnxruntime": "ort_arena.cpp", "jax-cuda13-pjrt": "xla_bfc.cpp"}.get(package, "rmm_pool.cpp")
     program = CACHE / f"{source.stem}-{version}"
-    arguments = list((folder / "onnxruntime/capi").glob("libonnxruntime.so.*"))
+    arguments = [*(folder / "onnxruntime/capi").glob("libonnxruntime.so.*"), *folder.glob("jax_plugins/*/xla_cuda_plugin.so")]
     if program.exists() and program.stat().st_mtime > source.stat().st_mtime:
         return [program, *arguments]
     command = ["g++", "-O1", "-w", "-DNDEBUG", "-o", program, source]
     if package == "tensorflow-cpu":
         library = folder / "tensorflow"
         command += ["-std=c++17", f"-I{library}/include", library / "libtensorflow_framework.so.2", f"-Wl,-rpath,{library}"]
-    elif package == "onnxruntime":
+    elif package in ("onnxruntime", "jax-cuda13-pjrt"):
         command += ["-std=c++17", "-rdynamic", "-ldl"]
     else:
         headers = [folder / "librmm/include", folder / "librmm/include/rapids", folder / "librmm/include/rapids/libcudacxx", folder / "rapids_logger/include"]
@@ -135,7 +142,7 @@ def decisions(program, operations, capacity, options):
         file.write("\n".join(operations) + "\n")
         file.flush()
         command = [*program, file.name, str(capacity), *(f"{key}={value}" for key, value in options.items())]
-        out = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, check=True, timeout=60)
+        out = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, check=True, timeout=300)
     return out.stdout.splitlines()
 
 
@@ -146,6 +153,8 @@ def settings_of(allocator, options):
     if allocator == "ort_arena":
         names = {"limit": "max_mem", "initial": "initial_chunk_size_bytes", "dead": "max_dead_bytes_per_chunk", "growth": "initial_growth_chunk_size_bytes", "largest": "max_power_of_two_extend_bytes"}
         return {names[key]: value for key, value in options.items() if key != "strategy"} | {"same_as_requested": options.get("strategy") == 1}
+    if allocator == "xla_bfc":
+        return {"preallocate": options.get("preallocate", 1) == 1, "memory_limit": options["limit"]}
     if allocator == "cupy_pool":
         return {"limit": options.get("limit")}
     return {"initial_pool_size": options["initial"], "maximum_pool_size": options.get("maximum")}
@@ -159,10 +168,15 @@ def recorded(programs, seeds=("",)):
             continue
         for kind, seed in itertools.product(kinds.split(), seeds):
             operations = trace(kind, streams, seed)
-            lines = decisions(programs[package], operations, capacity, options)
+            if allocator == "xla_bfc":
+                simulated = [HARNESS, "exec", "--cuda", "13", "--memory", str(total), "--", *programs[package]]
+                lines = decisions(simulated, operations, total, options)
+            else:
+                lines = decisions(programs[package], operations, capacity, options)
             header = {"library": f"{package} {PINNED[package]}", "allocator": allocator, "settings": settings_of(allocator, options), "capacity": capacity}
             header |= {"total": total} if total else {}
-            yield f"{allocator}-{name}-{kind}{seed}", header | {"va": "up", "trace": operations}, lines
+            addresses = "linux" if allocator == "xla_bfc" else "up"
+            yield f"{allocator}-{name}-{kind}{seed}", header | {"va": addresses, "trace": operations}, lines
 
 
 def write(folder, allocators, seeds=("",)):

@@ -616,7 +616,11 @@ pub const fn about(kind: AllocatorKind) -> &'static str {
         }
         AllocatorKind::OrtArena => {
             "ONNX Runtime's arena (`BFCArena`) with its defaults: as `bfc`, but regions double \
-             from 1 MiB to 1 GiB and are never released"
+             from 1 MiB to 1 GiB and are released only by `empty_cache`"
+        }
+        AllocatorKind::XlaBfc => {
+            "XLA's allocator in JAX: three quarters of the memory in one region, which is filled \
+             from its upper end"
         }
         AllocatorKind::CupyPool => {
             "CuPy's memory pool: allocates exactly what a request needs, keeps it, and reuses it \

@@ -46,10 +46,11 @@ pub const SETTINGS: [&str; 24] = [
     "max_split_size_mb:512,garbage_collection_threshold:0.8,per_process_memory_fraction:0.98",
 ];
 
-pub const OTHER_ALLOCATORS: [AllocatorKind; 6] = [
+pub const OTHER_ALLOCATORS: [AllocatorKind; 7] = [
     AllocatorKind::Bfc,
     AllocatorKind::RmmPool,
     AllocatorKind::OrtArena,
+    AllocatorKind::XlaBfc,
     AllocatorKind::CupyPool,
     AllocatorKind::AsyncPool,
     AllocatorKind::Direct,
@@ -68,6 +69,25 @@ impl Configuration {
             name: conf.to_owned(),
             allocator: AllocatorSpec::caching(Config::parse_for(torch, conf)?),
         })
+    }
+
+    /// The part of the device's memory that the allocator reserves at the start, if it reserves
+    /// one.
+    fn part_at_start(&self) -> Option<&'static str> {
+        match self.allocator.kind() {
+            Some(AllocatorKind::RmmPool) => Some("half"),
+            Some(AllocatorKind::XlaBfc) => Some("three quarters"),
+            Some(
+                AllocatorKind::Caching
+                | AllocatorKind::Expandable
+                | AllocatorKind::Bfc
+                | AllocatorKind::OrtArena
+                | AllocatorKind::CupyPool
+                | AllocatorKind::AsyncPool
+                | AllocatorKind::Direct,
+            )
+            | None => None,
+        }
     }
 
     pub fn of_allocator(kind: AllocatorKind) -> Self {
@@ -222,13 +242,10 @@ impl<'a> Grid<'a> {
         with_least: bool,
         progress: &(dyn Fn() + Sync),
     ) -> Result<(Vec<Ending>, Vec<UntriedChange>), ProgramError> {
-        // This allocator reserves half of the device at the start.
-        let needs_size = |configuration: &Configuration| {
-            configuration.allocator == AllocatorKind::RmmPool.into()
-        };
-        let (unknown, configurations): (Vec<&Configuration>, Vec<&Configuration>) = configurations
-            .iter()
-            .partition(|configuration| self.memory == UNLIMITED && needs_size(configuration));
+        let (unknown, configurations): (Vec<&Configuration>, Vec<&Configuration>) =
+            configurations.iter().partition(|configuration| {
+                self.memory == UNLIMITED && configuration.part_at_start().is_some()
+            });
         let Ok(tried) = in_parallel(&configurations, |configuration| {
             let ending = self.ending(configuration, with_least);
             progress();
@@ -236,7 +253,10 @@ impl<'a> Grid<'a> {
         });
         let of_size = |configuration: &&Configuration| UntriedChange {
             conf: configuration.name.clone(),
-            why: "it reserves half of the device's memory, which is unknown".to_owned(),
+            why: format!(
+                "it reserves {} of the device's memory, which is unknown",
+                configuration.part_at_start().unwrap_or("a part")
+            ),
         };
         unknown.iter().for_each(|_| progress());
         let (mut endings, mut not_tried, mut first) = (

@@ -1,7 +1,8 @@
 //! TensorFlow's best-fit-with-coalescing allocator: a few regions of growing size that are kept,
 //! chunks cut from them, and merged free neighbors.
 //!
-//! ONNX Runtime's arena is the same with other rules of growth: [`super::ort_arena`].
+//! ONNX Runtime's arena is the same with other rules of growth: [`super::ort_arena`]. XLA's
+//! allocator is the same with another placement: [`super::xla_bfc`].
 //!
 //! It models `BFCAllocator` (`third_party/xla/xla/tsl/framework/bfc_allocator.h` in
 //! <https://github.com/tensorflow/tensorflow>). Its decisions on one stream equal those recorded
@@ -45,7 +46,8 @@ use std::collections::BTreeMap;
 use super::bfc_growth::Growth;
 use super::ort_arena::OrtArenaConfig;
 use super::pending::{Events, PendingFrees};
-use super::regions::{self, CHUNK_UNIT, ChunkId, Regions};
+use super::regions::{self, CHUNK_UNIT, ChunkId, Placement, Regions};
+use super::xla_bfc::XlaBfcConfig;
 use super::{Allocation, Allocator, AllocatorError, Request, answered_by};
 use crate::device::{Device, DeviceError, DevicePtr, EventId, StreamId};
 use crate::units::Bytes;
@@ -101,6 +103,7 @@ impl BfcConfig {
 enum Library {
     TensorFlow(BfcConfig),
     OnnxRuntime(OrtArenaConfig),
+    Xla(XlaBfcConfig),
 }
 
 impl Default for Library {
@@ -110,32 +113,34 @@ impl Default for Library {
 }
 
 impl Library {
-    const fn memory_limit(&self) -> Option<Bytes> {
-        match self {
-            Self::TensorFlow(config) => config.memory_limit,
-            Self::OnnxRuntime(config) => config.max_mem,
-        }
-    }
-
     const fn collects_garbage(&self) -> bool {
         match self {
             Self::TensorFlow(config) => config.garbage_collection,
-            Self::OnnxRuntime(_) => false,
+            Self::OnnxRuntime(_) | Self::Xla(_) => false,
         }
     }
 
     /// The least size that is tried after the driver refused a larger one.
     const fn least_after_refusal(&self) -> u64 {
         match self {
-            Self::TensorFlow(_) => 0,
+            Self::TensorFlow(_) | Self::Xla(_) => 0,
             Self::OnnxRuntime(_) => OrtArenaConfig::LEAST_AFTER_REFUSAL,
+        }
+    }
+
+    const fn placement(&self) -> Placement {
+        match self {
+            Self::Xla(XlaBfcConfig {
+                preallocate: true, ..
+            }) => Placement::High,
+            Self::TensorFlow(_) | Self::OnnxRuntime(_) | Self::Xla(_) => Placement::Low,
         }
     }
 
     /// Whether the first region is never released.
     const fn keeps_first_region(&self) -> bool {
         match self {
-            Self::TensorFlow(_) => false,
+            Self::TensorFlow(_) | Self::Xla(_) => false,
             Self::OnnxRuntime(config) => config.shrinkage_keeps_first_region,
         }
     }
@@ -143,7 +148,7 @@ impl Library {
     /// The bytes of a chunk to allocate for a request of `size`: exactly that, or the whole chunk.
     const fn cut(&self, size: u64, chunk: u64) -> u64 {
         let waste = match self {
-            Self::TensorFlow(_) => BfcConfig::MAX_INTERNAL_FRAGMENTATION.0,
+            Self::TensorFlow(_) | Self::Xla(_) => BfcConfig::MAX_INTERNAL_FRAGMENTATION.0,
             Self::OnnxRuntime(config) => config.max_dead_bytes_per_chunk.0,
         };
         let rest = chunk - size;
@@ -158,6 +163,11 @@ impl Library {
         match self {
             Self::TensorFlow(config) => config.growth(planned, limit, size),
             Self::OnnxRuntime(config) => config.growth(planned, limit, size),
+            Self::Xla(config) => BfcConfig {
+                allow_growth: !config.preallocate,
+                ..BfcConfig::default()
+            }
+            .growth(planned, limit, size),
         }
     }
 }
@@ -204,8 +214,14 @@ impl BfcAllocator {
         Self::of(Library::OnnxRuntime(config))
     }
 
+    /// XLA's allocator.
+    pub fn xla(config: XlaBfcConfig) -> Self {
+        Self::of(Library::Xla(config))
+    }
+
     fn of(rules: Library) -> Self {
         Self {
+            regions: Regions::with_placement(rules.placement()),
             rules,
             ..Self::default()
         }
@@ -236,9 +252,8 @@ impl BfcAllocator {
                 Err(refused) => refused,
             };
         }
-        Err(self
-            .regions
-            .out_of_memory(device, request, refused, self.rules.memory_limit()))
+        let limit = self.own_limit(device);
+        Err(self.regions.out_of_memory(device, request, refused, limit))
     }
 
     /// Finds a finished chunk of another stream: a never used one, or one whose event is complete.
@@ -363,12 +378,21 @@ impl BfcAllocator {
         }
     }
 
+    /// The allocator's own limit, if it has one.
+    fn own_limit(&self, device: &dyn Device) -> Option<Bytes> {
+        match &self.rules {
+            Library::TensorFlow(config) => config.memory_limit,
+            Library::OnnxRuntime(config) => config.max_mem,
+            Library::Xla(config) => Some(config.limit(device.info().total)),
+        }
+    }
+
     fn limit(&self, device: &dyn Device) -> Bytes {
-        let configured = self.rules.memory_limit();
+        let own = self.own_limit(device);
         match self.rules {
-            Library::TensorFlow(_) => self.regions.limit(device, configured),
+            Library::TensorFlow(_) | Library::Xla(_) => self.regions.limit(device, own),
             // The arena does not know the device.
-            Library::OnnxRuntime(_) => configured
+            Library::OnnxRuntime(_) => own
                 .into_iter()
                 .chain(self.regions.limit)
                 .fold(Bytes(u64::MAX), Bytes::min),
@@ -381,6 +405,7 @@ impl Allocator for BfcAllocator {
         match self.rules {
             Library::TensorFlow(_) => "bfc",
             Library::OnnxRuntime(_) => "ort_arena",
+            Library::Xla(_) => "xla_bfc",
         }
     }
 
@@ -388,7 +413,7 @@ impl Allocator for BfcAllocator {
     /// precision.
     fn largest_request(&self, device: &dyn Device, free: Bytes) -> Bytes {
         let pages = free.0 - free.0 % self.reserve_unit(device).0;
-        let sure = pages - pages / 10 - pages / 1_000_000;
+        let sure = (pages - pages / 10 - pages / 1_000_000).min(self.limit(device).0);
         Bytes(sure - sure % CHUNK_UNIT.0)
     }
 

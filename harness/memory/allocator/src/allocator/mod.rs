@@ -1,10 +1,10 @@
 //! The interface of an allocator, and its implementations.
 //!
 //! The caller passes the device to each call, so one device can serve an allocator, an audit and a
-//! scenario. [`caching`] models PyTorch, [`bfc`] TensorFlow and ONNX Runtime ([`ort_arena`]),
-//! [`rmm_pool`] RMM, [`cupy_pool`] CuPy and [`async_pool`] the driver's own pool; [`direct`] is the
-//! baseline without a cache. [`shared`] protects one of them with a lock for many host threads and
-//! frees by address.
+//! scenario. [`caching`] models PyTorch, [`bfc`] TensorFlow, ONNX Runtime ([`ort_arena`]) and JAX
+//! ([`xla_bfc`]), [`rmm_pool`] RMM, [`cupy_pool`] CuPy and [`async_pool`] the driver's own pool;
+//! [`direct`] is the baseline without a cache. [`shared`] protects one of them with a lock for many
+//! host threads and frees by address.
 
 pub mod async_pool;
 pub mod bfc;
@@ -22,6 +22,7 @@ pub mod shared;
 mod slab;
 mod spec;
 pub mod wrapper;
+pub mod xla_bfc;
 
 /// The methods of an [`Allocator`] that one of its fields answers, which has the statistics and the
 /// memory limit.

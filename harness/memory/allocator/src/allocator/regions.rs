@@ -84,8 +84,20 @@ struct Region {
     first: ChunkId,
 }
 
+/// Where a request lies in the memory that is free.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) enum Placement {
+    /// The lower part of a chunk. Of chunks of one size, the one at the lowest address.
+    #[default]
+    Low,
+    /// The upper part of a chunk. Of chunks of one size, the one at the highest address. The lowest
+    /// chunk of a region is taken only if no other one fits.
+    High,
+}
+
 #[derive(Debug, Default)]
 pub(super) struct Regions {
+    placement: Placement,
     chunks: Slab<Chunk>,
     by_address: BTreeMap<u64, Region>,
     free: BTreeSet<FreeChunk>,
@@ -112,7 +124,15 @@ impl std::ops::IndexMut<ChunkId> for Regions {
 }
 
 impl Regions {
-    /// The smallest free chunk of at least `size` for the stream. Logarithmic in free chunks.
+    pub(super) fn with_placement(placement: Placement) -> Self {
+        Self {
+            placement,
+            ..Self::default()
+        }
+    }
+
+    /// The smallest free chunk of at least `size` for the stream, by the rules of [`Placement`].
+    /// Logarithmic in free chunks; for [`Placement::High`] linear in regions too.
     pub(super) fn best_fit(&self, stream: StreamId, size: u64) -> Option<ChunkId> {
         let from = FreeChunk {
             stream,
@@ -120,11 +140,31 @@ impl Regions {
             address: 0,
             id: ChunkId(0),
         };
-        self.free
-            .range(from..)
-            .next()
-            .filter(|chunk| chunk.stream == stream)
-            .map(|chunk| chunk.id)
+        let mut fitting = (self.free.range(from..)).take_while(|chunk| chunk.stream == stream);
+        match self.placement {
+            Placement::Low => fitting.next().map(|chunk| chunk.id),
+            Placement::High => self.best_fit_above_gaps(fitting).or_else(|| {
+                let gap = self.free.range(from..).next();
+                gap.filter(|chunk| chunk.stream == stream)
+                    .map(|chunk| chunk.id)
+            }),
+        }
+    }
+
+    /// The highest of the smallest chunks that have a chunk below them in their region.
+    fn best_fit_above_gaps<'a>(
+        &self,
+        mut fitting: impl Iterator<Item = &'a FreeChunk>,
+    ) -> Option<ChunkId> {
+        let is_above = |chunk: &&FreeChunk| self[chunk.id].previous.is_some();
+        let smallest = fitting.find(is_above)?;
+        let last = FreeChunk {
+            address: u64::MAX,
+            id: ChunkId(u32::MAX),
+            ..*smallest
+        };
+        let equal = self.free.range(*smallest..=last);
+        equal.rev().find(is_above).map(|chunk| chunk.id)
     }
 
     /// The free chunk at an address, if it fits as well as the best one: same stream and size.
@@ -145,10 +185,20 @@ impl Regions {
     /// Logarithmic in free chunks.
     pub(super) fn hand_out(&mut self, id: ChunkId, request: Request, size: u64) -> Allocation {
         self.take_out(id);
-        if size < self[id].size {
-            let rest = self.cut(id, size);
-            self.put_in(rest);
-        }
+        let whole = self[id].size;
+        let id = match self.placement {
+            _ if size == whole => id,
+            Placement::Low => {
+                let rest = self.cut(id, size);
+                self.put_in(rest);
+                id
+            }
+            Placement::High => {
+                let taken = self.cut(id, whole - size);
+                self.put_in(id);
+                taken
+            }
+        };
         let chunk = &mut self[id];
         chunk.state = BlockState::Allocated;
         chunk.requested = request.size.0;

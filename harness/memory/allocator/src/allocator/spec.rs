@@ -5,7 +5,7 @@ use std::{fmt, str::FromStr};
 
 use super::caching::{self, ConfError, Config, TorchVersion, TorchVersionError};
 use super::library::{LibraryAllocator, LibrarySpec, LibrarySpecError};
-use super::{Allocator, async_pool, bfc, cupy_pool, direct, ort_arena, rmm_pool};
+use super::{Allocator, async_pool, bfc, cupy_pool, direct, ort_arena, rmm_pool, xla_bfc};
 use crate::named::named_enum;
 
 named_enum! {
@@ -22,6 +22,8 @@ named_enum! {
         RmmPool = "rmm_pool",
         /// ONNX Runtime's memory arena.
         OrtArena = "ort_arena",
+        /// XLA's allocator in JAX.
+        XlaBfc = "xla_bfc",
         /// CuPy's memory pool.
         CupyPool = "cupy_pool",
         /// The driver's stream-ordered pool.
@@ -54,6 +56,7 @@ impl AllocatorKind {
             | Self::RmmPool
             | Self::CupyPool
             | Self::OrtArena
+            | Self::XlaBfc
             | Self::Direct => None,
         }
     }
@@ -187,6 +190,9 @@ impl AllocatorSpec {
             Which::Kind(AllocatorKind::OrtArena, _) => Box::new(bfc::BfcAllocator::onnx_runtime(
                 ort_arena::OrtArenaConfig::default(),
             )),
+            Which::Kind(AllocatorKind::XlaBfc, _) => {
+                Box::new(bfc::BfcAllocator::xla(xla_bfc::XlaBfcConfig::default()))
+            }
             Which::Kind(AllocatorKind::CupyPool, _) => Box::new(cupy_pool::CupyPool::default()),
             Which::Kind(AllocatorKind::AsyncPool, _) => {
                 Box::new(async_pool::AsyncPoolAllocator::default())
@@ -209,6 +215,7 @@ impl AllocatorSpec {
                 | AllocatorKind::RmmPool
                 | AllocatorKind::CupyPool
                 | AllocatorKind::OrtArena
+                | AllocatorKind::XlaBfc
                 | AllocatorKind::AsyncPool
                 | AllocatorKind::Direct,
                 _,

@@ -130,6 +130,7 @@ fn a_storm_costs_the_audit_the_same_with_every_allocator() {
             | AllocatorKind::Expandable
             | AllocatorKind::Bfc
             | AllocatorKind::OrtArena
+            | AllocatorKind::XlaBfc
             | AllocatorKind::RmmPool => LIVE,
         };
         for _ in 0..OPERATIONS {

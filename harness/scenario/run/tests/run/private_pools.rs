@@ -104,6 +104,7 @@ fn an_allocator_without_private_pools_refuses_them() {
         AllocatorKind::Bfc,
         AllocatorKind::RmmPool,
         AllocatorKind::OrtArena,
+        AllocatorKind::XlaBfc,
         AllocatorKind::CupyPool,
         AllocatorKind::AsyncPool,
         AllocatorKind::Direct,

@@ -771,6 +771,7 @@ allocators:
   - bfc
   - rmm_pool
   - ort_arena
+  - xla_bfc
   - cupy_pool
   - async_pool
   - direct

@@ -12,6 +12,7 @@ use harness_allocator::allocator::bfc::{BfcAllocator, BfcConfig};
 use harness_allocator::allocator::cupy_pool::{CupyPool, CupyPoolConfig};
 use harness_allocator::allocator::ort_arena::{ExtendStrategy, OrtArenaConfig};
 use harness_allocator::allocator::rmm_pool::{RmmPool, RmmPoolConfig};
+use harness_allocator::allocator::xla_bfc::XlaBfcConfig;
 use harness_allocator::allocator::{Allocation, Allocator, AllocatorError, Request};
 use harness_allocator::device::sim::{AddressOrder, SimConfig, SimDevice};
 use harness_allocator::device::{DeviceError, DevicePtr, EventId, StreamId, TestDevice, wrapper};
@@ -41,6 +42,7 @@ enum Settings {
     Bfc(BfcSettings),
     RmmPool(RmmPoolSettings),
     OrtArena(OrtArenaSettings),
+    XlaBfc(XlaBfcSettings),
     CupyPool(CupyPoolSettings),
 }
 
@@ -106,6 +108,13 @@ impl OrtArenaSettings {
 
 #[derive(Clone, Copy, Deserialize)]
 #[serde(deny_unknown_fields)]
+struct XlaBfcSettings {
+    preallocate: bool,
+    memory_limit: u64,
+}
+
+#[derive(Clone, Copy, Deserialize)]
+#[serde(deny_unknown_fields)]
 struct CupyPoolSettings {
     limit: Option<u64>,
 }
@@ -123,6 +132,10 @@ impl Settings {
                 maximum_pool_size: settings.maximum_pool_size.map(Bytes),
             })),
             Self::OrtArena(settings) => Box::new(BfcAllocator::onnx_runtime(settings.config())),
+            Self::XlaBfc(settings) => Box::new(BfcAllocator::xla(XlaBfcConfig {
+                preallocate: settings.preallocate,
+                memory_limit: Some(Bytes(settings.memory_limit)),
+            })),
             Self::CupyPool(settings) => {
                 return Model::Cupy(Box::new(CupyPool::new(CupyPoolConfig {
                     limit: settings.limit.map(Bytes),

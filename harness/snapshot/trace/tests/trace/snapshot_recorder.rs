@@ -200,6 +200,7 @@ fn every_allocator_can_be_recorded() {
         AllocatorKind::Bfc,
         AllocatorKind::RmmPool,
         AllocatorKind::OrtArena,
+        AllocatorKind::XlaBfc,
         AllocatorKind::CupyPool,
     ] {
         let (snapshot, stats) = recorded(kind.build(), "");

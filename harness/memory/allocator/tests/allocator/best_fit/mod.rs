@@ -1,12 +1,13 @@
-//! The best-fit allocators `bfc`, `rmm_pool`, `ort_arena` and `cupy_pool`: the figures that their
-//! libraries document, alone and in random programs. No stream gets memory that another one still
-//! uses.
+//! The best-fit allocators `bfc`, `rmm_pool`, `ort_arena`, `xla_bfc` and `cupy_pool`: the figures
+//! that their libraries document, alone and in random programs. No stream gets memory that another
+//! one still uses.
 
 mod bfc;
 mod cupy_pool;
 mod ort_arena;
 mod rmm_pool;
 mod streams;
+mod xla_bfc;
 
 use harness_allocator::allocator::{Allocation, Allocator, AllocatorError, OutOfMemory, Request};
 use harness_allocator::device::sim::{SimConfig, SimDevice};

@@ -2,6 +2,7 @@
 //! the one before it.
 
 use harness_allocator::allocator::ort_arena::OrtArenaConfig;
+use harness_allocator::allocator::xla_bfc::XlaBfcConfig;
 use harness_allocator::allocator::{
     Allocation, Allocator, bfc::BfcAllocator, cupy_pool::CupyPool, rmm_pool::RmmPool,
 };
@@ -175,6 +176,13 @@ proptest! {
         program in prop::collection::vec(op(), 1..150)
     ) {
         run(BfcAllocator::onnx_runtime(OrtArenaConfig::default()), &program)?;
+    }
+
+    #[test]
+    fn xla_bfc_never_reuses_memory_that_another_stream_uses(
+        program in prop::collection::vec(op(), 1..150)
+    ) {
+        run(BfcAllocator::xla(XlaBfcConfig::default()), &program)?;
     }
 
     #[test]

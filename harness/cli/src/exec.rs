@@ -1,7 +1,9 @@
 //! `harness exec`: runs an unmodified CUDA program on a simulated GPU, or with limits on a real
 //! GPU, once or many times (`trials`).
 
+mod annotations;
 mod baseline;
+mod failed_cases;
 mod largest;
 pub(crate) mod trials;
 mod values;
@@ -53,10 +55,11 @@ const EXAMPLES: &str = "Examples:
   harness exec --memory 24GiB --report report.md --junit junit.xml -- python train.py
   harness exec --memory 8GiB --fail cudaMalloc:40:2 -- python -m pytest tests/test_recovery.py
   harness exec --every-fault --expect recovers -- python train.py
+  harness exec --every-fault --last-failed -- python train.py
   harness exec --every-fault --shard 1/2 --format json -- python train.py > 1.json
   harness exec --least-memory -- python train.py
   harness exec --largest batch=1..4096 --gpu h100-80 --gpu h200 -- python train.py {batch}
-  harness exec --memory 24GiB --baseline peaks.json -- python train.py
+  harness exec --memory 24GiB --baseline peaks.json --code-quality lines.json -- python train.py
   harness exec --python old/bin/python --python new/bin/python -- train.py
   harness exec --alloc-conf '' --alloc-conf expandable_segments:True -- python train.py
   harness exec --device cuda:0 --memory 24GiB --fail cudaMalloc:40:2 -- python train.py
@@ -83,7 +86,8 @@ input. The exit code is 1 if the program does not meet `--expect`, if an injecte
 happens, if the first run fails, or if every setting fails. It is 130 after Ctrl-C, which prints the
 results so far.
 
-The folder ~/.cache/harness, or HARNESS_CACHE, stores libraries that are built for a program.";
+The folder ~/.cache/harness, or HARNESS_CACHE, stores libraries that are built for a
+program, and what programs did not survive.";
 
 pub(crate) fn ordinal(text: &str) -> Result<u32, String> {
     match text.parse() {
@@ -223,6 +227,8 @@ pub(super) struct Exec {
     /// runs a second time, without output, to find out whether it is deterministic.
     #[arg(long, value_name = "FILE", conflicts_with = "device")]
     baseline: Option<PathBuf>,
+    #[command(flatten)]
+    annotations: annotations::Annotations,
     /// Write the baseline instead, if two runs have the same figures.
     #[arg(long, requires = "baseline")]
     update: bool,
@@ -384,7 +390,11 @@ impl Exec {
         let differences = || {
             comparison.map_or_else(
                 || Ok(Vec::new()),
-                |it| it.check(&record, ended.folder(), || run(&machine, true)),
+                |it| {
+                    it.check(&record, ended.folder(), &self.annotations, || {
+                        run(&machine, true)
+                    })
+                },
             )
         };
         self.finish(&ended, &record, &machine, gpu.as_deref(), differences)

@@ -170,7 +170,7 @@ impl Format {
 enum Command {
     Demo(demo::Demo),
     Run(run::Run),
-    Exec(exec::Exec),
+    Exec(Box<exec::Exec>),
     Squeeze(squeeze::Squeeze),
     Explain(explain::Explain),
     Fleet(fleet::Fleet),

@@ -88,6 +88,7 @@ fn main() -> ExitCode {
         runs_begin_as_copies_that_behave_like_new_starts
         what_copies_would_share_is_named_and_each_run_starts_anew
         shards_run_the_cases_of_the_whole_and_are_merged
+        last_failed_runs_only_the_cases_that_the_program_did_not_survive
         the_least_memory_is_found
         the_largest_value_that_fits_is_found_on_each_gpu
         settings_are_compared_by_running_the_program_with_each
@@ -2692,6 +2693,30 @@ fn shards_run_the_cases_of_the_whole_and_are_merged(world: World) {
             );
         }
     }
+}
+
+fn last_failed_runs_only_the_cases_that_the_program_did_not_survive(world: World) {
+    world.write("train.py", FOUR);
+    let attempts = |options: &[&str]| -> Vec<u64> {
+        let options = [&["--every-fault"], options].concat();
+        let (report, ..) = many(&world, &options, &["python3", "train.py"]);
+        let cases = report["cases"].as_array().unwrap();
+        cases
+            .iter()
+            .map(|case| case["attempt"].as_u64().unwrap())
+            .collect()
+    };
+    // Without a list, all run. The first attempt is outside of `try`.
+    assert_eq!(attempts(&["--last-failed"]), [1, 2, 3, 4]);
+    assert_eq!(attempts(&["--last-failed"]), [1]);
+    assert_eq!(attempts(&[]), [1, 2, 3, 4]);
+    let caught = "try:\n    torch.cuda.malloc(4 << 20)\nexcept torch.OutOfMemoryError: pass\n";
+    world.write(
+        "train.py",
+        &FOUR.replacen("torch.cuda.malloc(4 << 20)\n", caught, 1),
+    );
+    assert_eq!(attempts(&["--last-failed"]), [1]);
+    assert_eq!(attempts(&["--last-failed"]), [1, 2, 3, 4]);
 }
 
 fn the_least_memory_is_found(world: World) {

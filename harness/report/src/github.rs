@@ -95,17 +95,23 @@ pub(super) fn annotations(messages: &[(&str, String, String)]) -> Vec<String> {
 /// Source: <https://docs.github.com/en/actions/reference/workflows-and-actions/workflow-commands>.
 /// Escaping: <https://github.com/actions/toolkit/blob/main/packages/core/src/command.ts>.
 fn command(level: &str, title: &str, message: &str) -> String {
-    let message = message
-        .replace('%', "%25")
-        .replace('\r', "%0D")
-        .replace('\n', "%0A");
-    let title = title
-        .replace('%', "%25")
+    format!("::{level} title={}::{}", property(title), data(message))
+}
+
+/// Formats and escapes a workflow command about a line of a file, which GitHub shows there.
+pub(super) fn of_line(level: &str, path: &str, line: u32, message: &str) -> String {
+    let (path, message) = (property(path), data(message));
+    format!("::{level} file={path},line={line},title=GPU memory::{message}")
+}
+
+fn data(text: &str) -> String {
+    text.replace('%', "%25")
         .replace('\r', "%0D")
         .replace('\n', "%0A")
-        .replace(':', "%3A")
-        .replace(',', "%2C");
-    format!("::{level} title={title}::{message}")
+}
+
+fn property(text: &str) -> String {
+    data(text).replace(':', "%3A").replace(',', "%2C")
 }
 
 #[cfg(test)]

@@ -7,6 +7,7 @@
 #![recursion_limit = "256"]
 
 pub mod advice;
+pub mod annotations;
 pub mod bench;
 pub mod explain;
 pub mod fleet;

@@ -1,6 +1,7 @@
 //! `--baseline`: the exact memory of a program in a file, to be committed and compared. Two
 //! `--python`: the memory of a program in two environments.
 
+use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::{self, Display};
 use std::path::Path;
@@ -16,6 +17,7 @@ use harness_explain::{causes, state::At, state::History};
 use harness_trace::snapshot::{Action, Snapshot};
 use serde::{Deserialize, Serialize};
 
+use super::annotations::{Annotations, LineGrowth};
 use crate::error::{CliError, Failures};
 use crate::{
     snapshots,
@@ -139,6 +141,19 @@ impl Display for Place {
 }
 
 impl Place {
+    /// `true` if the line itself allocates, not code without Python frames after it.
+    fn is_line(&self) -> bool {
+        self.line > 0 && !self.file.starts_with(AFTER)
+    }
+
+    fn sentence(&self, old: u64, new: u64) -> String {
+        let code = if self.is_line() { "" } else { "code " };
+        format!(
+            "{code}{self} allocates {}",
+            change(" at the peak", old, new)
+        )
+    }
+
     fn of(site: &AllocationSite) -> Self {
         let (Some(file), Some(line)) = (&site.file, site.line) else {
             return Self::from(site.name.clone());
@@ -309,6 +324,13 @@ impl Figures {
         peak
     }
 
+    /// The call sites whose bytes differ, most first.
+    fn changed_sites(&self, new: &Self) -> Vec<(Place, u64, u64)> {
+        let mut sites = changed_sites(&self.at_peak, &new.at_peak);
+        sites.sort_by_key(|(_, old, new)| Reverse(old.abs_diff(*new)));
+        sites
+    }
+
     fn differences(&self, new: &Self) -> Vec<String> {
         let figures = self
             .all()
@@ -327,19 +349,9 @@ impl Figures {
             format!("{name}: {new} instead of {old}")
         };
         let mut differences: Vec<String> = figures.map(figure).collect();
-        let mut sites = changed_sites(&self.at_peak, &new.at_peak);
-        sites.sort_by_key(|(_, old, new)| std::cmp::Reverse(old.abs_diff(*new)));
-        differences.extend(sites.iter().map(|(place, old, new)| {
-            let code = if place.line == 0 || place.file.starts_with(AFTER) {
-                "code "
-            } else {
-                ""
-            };
-            format!(
-                "{code}{place} allocates {}",
-                change(" at the peak", *old, *new)
-            )
-        }));
+        let sites = self.changed_sites(new);
+        let sentence = |(place, old, new): &(Place, u64, u64)| place.sentence(*old, *new);
+        differences.extend(sites.iter().map(sentence));
         let more = differences.len().saturating_sub(MOST);
         if more > 0 {
             differences.truncate(MOST);
@@ -528,6 +540,27 @@ impl Baseline {
         ))
     }
 
+    /// The lines that allocate more, with a sentence. A line of several processes is there once.
+    fn grown(&self, new: &Self) -> Vec<LineGrowth> {
+        let both = self
+            .processes
+            .iter()
+            .filter_map(|(name, old)| Some(old.changed_sites(new.processes.get(name)?)));
+        let mut sites: Vec<(Place, u64, u64)> = both
+            .flatten()
+            .filter(|(place, old, new)| new > old && place.is_line())
+            .collect();
+        sites.sort_by_key(|(_, old, new)| Reverse(new - old));
+        let mut seen = BTreeSet::new();
+        sites.retain(|(place, ..)| seen.insert((place.file.clone(), place.line)));
+        let growth = |(place, old, new): (Place, u64, u64)| LineGrowth {
+            message: place.sentence(old, new),
+            file: place.file,
+            line: place.line,
+        };
+        sites.into_iter().map(growth).collect()
+    }
+
     /// Lists all differences. Those of several processes begin with the process.
     fn differences(&self, new: &Self) -> Vec<String> {
         let mut differences = Vec::new();
@@ -577,6 +610,7 @@ impl<'a> Comparison<'a> {
         self,
         record: &Record,
         run: &Path,
+        annotations: &Annotations,
         repeat: impl FnOnce() -> Result<(EndedProgram, Record), Failures>,
     ) -> Result<Vec<String>, Failures> {
         let file = self.path.display();
@@ -592,6 +626,9 @@ impl<'a> Comparison<'a> {
             return Ok(vec![unreported]);
         }
         let new = Observed::read(record, run, &self.settings)?;
+        if let Some(old) = &self.old {
+            annotations.write(&old.grown(&new.baseline))?;
+        }
         let differences = self.old.as_ref().map(|old| old.differences(&new.baseline));
         if differences.as_ref().is_some_and(Vec::is_empty) {
             terminal::message(format_args!("baseline: no difference from {file}"));

@@ -26,6 +26,7 @@ use harness_gpu_settings::settings::AddressOrder;
 use harness_report::trials::{self, Trials};
 use serde::Serialize;
 
+use super::failed_cases::FailedCases;
 use crate::error::{CliError, Failures};
 use crate::{Format, exit::Exit, interrupt, program::shown, terminal};
 
@@ -57,6 +58,11 @@ pub(super) struct Options {
     /// Without this option, three allocations are tested alone.
     #[arg(long, requires = "every_fault", help_heading = MANY)]
     alone: bool,
+    /// With `--every-fault`: fail only what the program did not survive in earlier runs of this
+    /// command in this folder, or as without this option if it survived all. The cache folder has
+    /// the list.
+    #[arg(long, requires = "every_fault", conflicts_with = "shard", help_heading = MANY)]
+    last_failed: bool,
     /// With `--every-fault`: exit with code 1 if a run does not meet this. `recovers`: the run ends
     /// like the first run, with at most 1 % or 2 MiB more memory in use. `ends-cleanly`: the run
     /// recovers, or ends with a nonzero exit code after an OutOfMemoryError, and no other exception
@@ -320,9 +326,11 @@ impl Options {
             confirmed: usize::MAX,
             context_overhead: machine.context_overhead(),
         };
+        let failed = FailedCases::read(&shown(runner.launch.command));
         let plan = self.every_fault.map(|which| FaultPlan {
             which,
             alone: self.alone,
+            only: failed.asked().filter(|_| self.last_failed),
         });
         let known = plan.map(|plan| faults::runs(&first, plan, self.shard));
         // The number of runs of a search is unknown.
@@ -398,6 +406,7 @@ impl Options {
         if let Some(plan) = plan {
             let report = faults::every_fault(&program, plan)?;
             end();
+            failed.update(&report, self.expect);
             self.show(
                 &report,
                 Trials::Faults(&report, self.expect),

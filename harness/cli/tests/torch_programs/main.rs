@@ -2022,6 +2022,11 @@ fn baseline(python: &Path) -> Result<(), Failed> {
             .current_dir(&folder)
             .env_remove("PYTORCH_ALLOC_CONF")
             .env_remove("PYTORCH_CUDA_ALLOC_CONF")
+            .env("GITHUB_ACTIONS", "true")
+            .env(
+                "GITHUB_WORKSPACE",
+                folder.path().parent().unwrap_or(Path::new("/")),
+            )
             .output()?;
         Ok::<_, Failed>((
             output.status.code(),
@@ -2040,8 +2045,12 @@ fn baseline(python: &Path) -> Result<(), Failed> {
             return Err(format!("{same:?}").into());
         }
     }
-    let more = exec(&["--junit", "junit.xml"], &["train.py", "1025"])?;
+    let options = "--junit junit.xml --code-quality lines.json --sarif lines.sarif";
+    let options: Vec<&str> = options.split(' ').collect();
+    let more = exec(&options, &["train.py", "1025"])?;
     let case = std::fs::read_to_string(&junit)?;
+    let read = |name: &str| std::fs::read_to_string(folder.path().join(name));
+    let lines = [read("lines.json")?, read("lines.sarif")?];
     let named =
         "train.py:20 step allocates 4 KiB more at the peak: 38801920 B instead of 38797824 B";
     let random = exec(&["--update"], &["any_size.py"])?;
@@ -2049,6 +2058,14 @@ fn baseline(python: &Path) -> Result<(), Failed> {
     let is_right = more.0 == Some(1)
         && [&more.1, &case].iter().all(|text| text.contains(named))
         && more.1.contains("a second run has the same figures")
+        && more
+            .1
+            .contains("/train.py,line=20,title=GPU memory::train.py:20 step allocates")
+        && lines
+            .iter()
+            .all(|text| text.contains(named) && text.contains("/train.py\""))
+        && lines[0].contains("\"begin\": 20")
+        && lines[1].contains("\"startLine\": 20")
         && random.0 == Some(1)
         && random.1.contains(first)
         && random.1.contains(" at any_size.py:2;")
@@ -2056,7 +2073,7 @@ fn baseline(python: &Path) -> Result<(), Failed> {
     if is_right {
         Ok(())
     } else {
-        Err(format!("{more:?}\n{case}\n{random:?}").into())
+        Err(format!("{more:?}\n{case}\n{lines:?}\n{random:?}").into())
     }
 }
 

@@ -110,6 +110,34 @@ fn differences_name_figures_sites_and_processes() {
 }
 
 #[test]
+fn lines_that_grew_are_noted_once_and_the_most_grown_first() {
+    let old = baseline(&[
+        ("a.py:3 f", 5),
+        ("b.py:4 f", 9),
+        ("after a.py:9", 1),
+        ("c.py:5", 3),
+    ]);
+    let new = [
+        ("a.py:3 f", 6),
+        ("b.py:4 f", 19),
+        ("after a.py:9", 2),
+        ("c.py:5", 2),
+    ];
+    let mut new = baseline(&new);
+    let (mut old, second) = (old, new.processes["process 1"].clone());
+    old.processes
+        .insert("process 2".to_owned(), Figures::default());
+    new.processes.insert("process 2".to_owned(), second);
+    let grown = old.grown(&new);
+    let noted: Vec<(&str, u32)> = grown.iter().map(|it| (it.file.as_str(), it.line)).collect();
+    assert_eq!(noted, [("b.py", 4), ("a.py", 3), ("c.py", 5)]);
+    assert_eq!(
+        grown[0].message,
+        "b.py:4 f allocates 19 B more at the peak: 19 B instead of 0 B"
+    );
+}
+
+#[test]
 fn a_figure_that_becomes_unknown_differs_also_from_zero() {
     let of = |peak_allocated, retries| {
         let mut baseline = baseline(&[]);

@@ -29,10 +29,12 @@ const ALONE: usize = 3;
 const MORE: Bytes = Bytes::mib(2);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct FaultPlan {
+pub struct FaultPlan<'a> {
     pub which: Which,
     /// `true` to also fail each selected attempt alone.
     pub alone: bool,
+    /// Only the cases with these names, of all.
+    pub only: Option<&'a BTreeSet<String>>,
 }
 
 /// Expected behavior of a program that runs out of memory.
@@ -167,7 +169,7 @@ pub enum Outcome {
 
 impl FaultCase {
     /// The name among all cases of a program.
-    pub(super) fn name(&self) -> String {
+    pub fn name(&self) -> String {
         name(self.rank, self.call.as_deref(), self.attempt)
     }
 
@@ -188,7 +190,10 @@ fn names(run: &Observed) -> BTreeSet<String> {
     places.iter().chain(&libraries).map(Place::name).collect()
 }
 
-pub fn every_fault<E: Send>(program: &Program<'_, E>, plan: FaultPlan) -> Result<FaultReport, E> {
+pub fn every_fault<E: Send>(
+    program: &Program<'_, E>,
+    plan: FaultPlan<'_>,
+) -> Result<FaultReport, E> {
     let first = program.first;
     let Cases {
         mut chosen,
@@ -236,13 +241,7 @@ pub fn every_fault<E: Send>(program: &Program<'_, E>, plan: FaultPlan) -> Result
         .zip(runs)
         .filter_map(|(place, run)| Some(clean.case(place, in_a_row(place), &run?)))
         .collect();
-    for (place, run) in alone.iter().zip(lone_runs) {
-        let case = cases.iter_mut().find(|case| case.name() == place.name());
-        if let (Some(run), Some(case)) = (run, case) {
-            let (first, run) = (first.of_rank(place.rank), run.of_rank(place.rank));
-            case.alone = Some(outcome(&place.failing(1), &first, &run));
-        }
-    }
+    add_alone(&mut cases, first, &alone, lone_runs);
     let second = again.map(|(difference, again)| Second {
         figures: First::new(&again),
         difference,
@@ -257,6 +256,22 @@ pub fn every_fault<E: Send>(program: &Program<'_, E>, plan: FaultPlan) -> Result
         left_out,
         part,
     })
+}
+
+/// Adds the outcomes of the runs in which only one attempt failed.
+fn add_alone(
+    cases: &mut [FaultCase],
+    first: &Observed,
+    alone: &[Place],
+    runs: Vec<Option<Observed>>,
+) {
+    for (place, run) in alone.iter().zip(runs) {
+        let case = cases.iter_mut().find(|case| case.name() == place.name());
+        if let (Some(run), Some(case)) = (run, case) {
+            let (first, run) = (first.of_rank(place.rank), run.of_rank(place.rank));
+            case.alone = Some(outcome(&place.failing(1), &first, &run));
+        }
+    }
 }
 
 impl Observed {
@@ -404,29 +419,39 @@ struct Cases {
     described: String,
 }
 
-fn cases(first: &Observed, plan: FaultPlan) -> Cases {
+fn cases(first: &Observed, plan: FaultPlan<'_>) -> Cases {
+    let (places, calls) = (places(first), calls_of_libraries(first));
+    // After a change of the program, there may be none of these.
+    let only = plan.only.filter(|only| {
+        let mut all = places.iter().chain(&calls);
+        all.any(|place| only.contains(&place.name()))
+    });
+    let which = only.map_or(plan.which, |_| Which::All);
     let choose = |places: &[Place]| {
         let sizes: Vec<Bytes> = places.iter().map(|place| place.size).collect();
-        plan.which
+        which
             .choose(&sizes)
             .into_iter()
             .map(|number| places[number as usize - 1])
+            .filter(|place| only.is_none_or(|only| only.contains(&place.name())))
             .collect::<Vec<Place>>()
     };
-    let (places, calls) = (places(first), calls_of_libraries(first));
     let mut chosen = choose(&places);
     let alone = if plan.alone {
         chosen.clone()
     } else {
         spread(chosen.len(), ALONE).map(|at| chosen[at]).collect()
     };
-    let mut described = plan.which.described(places.len());
-    if !calls.is_empty() && matches!(plan.which, Which::Some | Which::All) {
+    let mut described = which.described(places.len());
+    if !calls.is_empty() && matches!(which, Which::Some | Which::All) {
         chosen.extend(choose(&calls));
         described += &format!(
             "; {} of the calls that create handles, plans and modules of libraries, once",
-            plan.which.described(calls.len())
+            which.described(calls.len())
         );
+    }
+    if only.is_some() {
+        described = "those that failed last time".to_owned();
     }
     Cases {
         chosen,
@@ -437,7 +462,7 @@ fn cases(first: &Observed, plan: FaultPlan) -> Cases {
 
 /// Returns the number of runs that [`every_fault`] makes, or fewer if the program is not
 /// deterministic.
-pub fn runs(first: &Observed, plan: FaultPlan, shard: Option<Shard>) -> usize {
+pub fn runs(first: &Observed, plan: FaultPlan<'_>, shard: Option<Shard>) -> usize {
     let Cases { chosen, alone, .. } = cases(first, plan);
     let with_failures = chosen
         .iter()

@@ -51,7 +51,14 @@ fn reports(
         jobs: 2,
         progress: &|| {},
     };
-    let Ok(report) = every_fault(&program, FaultPlan { which, alone });
+    let Ok(report) = every_fault(
+        &program,
+        FaultPlan {
+            which,
+            alone,
+            only: None,
+        },
+    );
     report
 }
 
@@ -185,6 +192,7 @@ fn the_attempts_of_each_rank_fail_and_a_hang_is_reported_with_its_ranks() {
         FaultPlan {
             which: Which::All,
             alone: false,
+            only: None,
         },
     );
     let places: Vec<_> = report
@@ -246,6 +254,7 @@ fn runs_whose_ranks_meet_at_the_same_port_are_made_one_after_another() {
             FaultPlan {
                 which: Which::All,
                 alone: false,
+                only: None,
             },
         );
         assert_eq!(report.cases.len(), 6);
@@ -262,6 +271,7 @@ fn runs_of(first: &Observed) -> usize {
         FaultPlan {
             which: Which::All,
             alone: false,
+            only: None,
         },
         None,
     )
@@ -369,6 +379,7 @@ fn memory_is_compared_with_both_runs_of_a_program_that_is_not_deterministic() {
             FaultPlan {
                 which: Which::All,
                 alone: false,
+                only: None,
             },
         );
         report
@@ -542,6 +553,7 @@ fn each_call_of_a_library_fails_once_and_its_own_error_is_a_clean_end() {
         FaultPlan {
             which: Which::Some,
             alone: false,
+            only: None,
         },
     );
     let found: Vec<_> = report
@@ -605,6 +617,7 @@ fn each_call_of_a_library_fails_once_and_its_own_error_is_a_clean_end() {
             FaultPlan {
                 which,
                 alone: false,
+                only: None,
             },
         );
         assert_eq!(only.cases.len(), 1, "{which:?} counts allocations");
@@ -623,7 +636,8 @@ fn runs_skipped_after_an_interrupt_are_counted() {
             &first,
             FaultPlan {
                 which: Which::All,
-                alone: true
+                alone: true,
+                only: None,
             },
             None
         ),

@@ -22,7 +22,8 @@
 //! * `loaded` has the modules of a program, each with its `image`;
 //! * `libraries` creates the handles, plans and modules of libraries, which can fail;
 //! * `versions` has the versions of libraries;
-//! * `reads` counts reads of values that nothing has computed;
+//! * `reads` counts reads of values that nothing has computed, and `python_events` finds effects of
+//!   the program;
 //! * `torch_allocator` keeps the statistics of PyTorch's allocators in a file;
 //! * `torch_kernel` runs small operations of PyTorch without Python, on the `contents`;
 //! * `unmodelled` answers for all functions without code here, with `objects` for their handles;
@@ -64,6 +65,7 @@ mod nvrtc;
 mod objects;
 mod opened;
 mod pools;
+mod python_events;
 mod random;
 mod reads;
 mod runtime;

@@ -1,6 +1,7 @@
 # Watches what the processes of a program change outside of themselves, by Python's audit events. `harness exec` repeats no run with such an effect, and
 # makes no copies after one. Exempt is what a second run does not repeat, or repeats without harm: files that `tempfile` names, Python's compiled modules,
 # caches, devices, local sockets in the folder for temporary files, and the files of the run.
+import functools
 import os
 import sys
 
@@ -39,6 +40,7 @@ _HARMLESS = (*_READERS, "nvidia-smi", "cc", "gcc", "g++", "c++", "clang", "clang
 first = None
 first_shared = None
 _is_watching = True
+_kept = []  # What the library's function for Python needs.
 # Files and folders that `tempfile` has named.
 _temporary = set()
 _caches = os.path.abspath(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")) + os.sep
@@ -169,4 +171,30 @@ def note_write(path):
     sys.audit("open", path, "wb", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
 
 
-sys.addaudithook(_watch)
+def shorten(path):
+    """Makes the library at `path` decide which events `_watch` takes: Python takes longer for that than PyTorch for many operations."""
+    import ctypes
+
+    class Method(ctypes.Structure):
+        """`PyMethodDef`"""
+
+        _fields_ = [("name", ctypes.c_char_p), ("function", ctypes.c_void_p), ("flags", ctypes.c_int), ("doc", ctypes.c_char_p)]
+
+    library, python = ctypes.CDLL(path), ctypes.pythonapi
+    address = lambda function: ctypes.cast(function, ctypes.c_void_p).value
+    try:
+        needed = [address(function) for function in (python.PyUnicode_AsUTF8, python.PyObject_Vectorcall, python.Py_IncRef)]
+    except AttributeError:
+        return  # A Python before 3.9.
+    names = ctypes.create_string_buffer("\n".join(sorted(_EVENTS)).encode())
+    library.harness_python_events_begin((ctypes.c_void_p * 4)(*needed, ctypes.addressof(names)))
+    method = Method(b"watch", address(library.harness_python_events), 0x80, None)  # METH_FASTCALL
+    _kept.append(method)
+    python.PyCFunction_NewEx.argtypes = [ctypes.c_void_p, ctypes.py_object, ctypes.c_void_p]
+    python.PyCFunction_NewEx.restype = ctypes.py_object
+    _hook.__setstate__((python.PyCFunction_NewEx(ctypes.addressof(method), _watch, None), (), {}, None))
+
+
+# A hook stays forever. What it calls can change.
+_hook = functools.partial(_watch)
+sys.addaudithook(_hook)

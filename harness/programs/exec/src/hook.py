@@ -623,7 +623,10 @@ def _note_reads(module):
 
         def note():
             try:
-                frame = _innermost(sys._getframe(1)) or _innermost(sys._current_frames().get(threading.main_thread().ident))
+                frame = sys._getframe(1)
+                while frame is not None and str(frame.f_globals.get("__name__")).startswith("torch."):
+                    frame = frame.f_back  # To read the code of a frame takes longer.
+                frame = _innermost(frame) or _innermost(sys._current_frames().get(threading.main_thread().ident))
                 place = frame and (id(frame.f_code), frame.f_lasti)  # Lines, and hashes of code, take longer.
                 if frame is None or place in seen or len(seen) >= _MOST_PLACES_OF_READS:
                     return
@@ -774,6 +777,7 @@ def _with_cuda(module):
     if os.environ.get("HARNESS_GPU_SAMPLES"):
         _sample_allocated(module)
     if _IS_COPIES:
+        module._lazy_call(lambda: _effects.shorten(_core()))
         _note_reads(module)
         module._lazy_call(_compute_small_values)
     if _copies:

@@ -188,7 +188,7 @@ fn sentence(cause: &Cause, failed_request: &FailedRequest) -> String {
         ),
         Cause::Rounding { room, asked } => {
             format!(
-                "The driver has {}, but the allocator requests whole segments or pages, here {}.",
+                "The driver has {}, but the least that the allocator requests from it is {}.",
                 size(room),
                 size(asked)
             )
@@ -298,6 +298,9 @@ fn what_pins(failed_request: &FailedRequest, everywhere: bool) -> String {
         {
             holders.push(holder);
         }
+    }
+    if failed_request.keeps_free_segments {
+        return "The allocator releases no free segment to the driver for a request.".to_owned();
     }
     if holders.is_empty() {
         return "A request needs one contiguous block, and a segment or page with a live block \

@@ -444,6 +444,9 @@ pub struct FailedRequest {
     /// The remaining segments of this kind.
     #[serde(default, skip_serializing_if = "is_default")]
     pub pinned_unlisted: UnlistedSegments,
+    /// True if the allocator keeps free segments although the driver refuses the request.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub keeps_free_segments: bool,
 }
 
 /// A device call that a fault failed with an out-of-memory error.

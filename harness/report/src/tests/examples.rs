@@ -430,6 +430,7 @@ pub(crate) fn failed_request() -> FailedRequest {
         streams: BTreeMap::from([(0, "default".to_owned())]),
         pinned: Vec::new(),
         pinned_unlisted: UnlistedSegments::default(),
+        keeps_free_segments: false,
     }
 }
 

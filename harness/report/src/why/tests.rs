@@ -175,3 +175,14 @@ fn segments_that_are_not_listed_count() {
         "s (line 5): 28 MiB in 14 blocks"
     );
 }
+
+#[test]
+fn an_allocator_that_keeps_free_segments_does_not_blame_live_blocks() {
+    let mut failed_request = examples::failed_request();
+    failed_request.pinned = vec![pinned(vec![holder("s", 5, 14)])];
+    failed_request.keeps_free_segments = true;
+    assert_eq!(
+        what_pins(&failed_request, false),
+        "The allocator releases no free segment to the driver for a request."
+    );
+}

@@ -409,6 +409,10 @@ impl Allocator for BfcAllocator {
         }
     }
 
+    fn releases_before_failure(&self) -> bool {
+        self.rules.collects_garbage()
+    }
+
     /// One of the sizes that it tries is above 0.9 of the free pages, less a millionth for single
     /// precision.
     fn largest_request(&self, device: &dyn Device, free: Bytes) -> Bytes {

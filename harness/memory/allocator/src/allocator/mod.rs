@@ -201,6 +201,11 @@ pub trait Allocator: Send {
         Bytes(free.0 - free.0 % self.reserve_unit(device).0)
     }
 
+    /// Returns true if it releases free segments before it fails a request that the driver refused.
+    fn releases_before_failure(&self) -> bool {
+        true
+    }
+
     /// Checks whether the allocator can work on a device. Fails with [`DeviceError::Unavailable`]:
     /// the missing feature or the unsuitable setting, and what to do.
     fn check_device(&self, device: &mut dyn Device) -> Result<(), DeviceError> {

@@ -308,6 +308,11 @@ impl Allocator for RmmPool {
         "rmm_pool"
     }
 
+    /// It releases only what its maximum requires.
+    fn releases_before_failure(&self) -> bool {
+        false
+    }
+
     /// The first request can get the initial pool, or what that leaves.
     fn largest_request(&self, device: &dyn Device, free: Bytes) -> Bytes {
         let initial = match self.started {

@@ -57,6 +57,7 @@ fn failed_request(requested: Bytes) -> FailedRequest {
         streams: BTreeMap::new(),
         pinned: Vec::new(),
         pinned_unlisted: UnlistedSegments::default(),
+        keeps_free_segments: false,
     }
 }
 

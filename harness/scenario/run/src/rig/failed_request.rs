@@ -80,6 +80,7 @@ impl Rig {
             streams,
             pinned,
             pinned_unlisted,
+            keeps_free_segments: !self.program().allocator.releases_before_failure(),
         }))
     }
 }

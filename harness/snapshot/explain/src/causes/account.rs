@@ -261,11 +261,10 @@ impl View<'_> {
             .flat_map(|segment| pins::pieces(segment, self.config))
             .map(|piece| piece.pinned)
             .sum();
-        let total = size.total;
         let device = DeviceMemory {
-            total,
+            total: size.total,
             free,
-            used: total.saturating_sub(free),
+            used: size.total.saturating_sub(free),
             ..DeviceMemory::default()
         };
         FailedRequest {
@@ -297,6 +296,7 @@ impl View<'_> {
                 .collect(),
             pinned: Vec::new(),
             pinned_unlisted: UnlistedSegments::default(),
+            keeps_free_segments: false,
         }
     }
 }

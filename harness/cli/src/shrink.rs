@@ -15,7 +15,7 @@ use harness_language::{text::exact_size, yaml};
 use harness_record::causes;
 use harness_reduce::ReductionProgress;
 use harness_reduce::scenario::{self, ReduceError};
-use harness_reduce::trace::{self as shrink, Case, Goal, Shrunk};
+use harness_reduce::trace::{self as shrink, Case, Shrunk, TraceGoal};
 use harness_scenario::{SCENARIO, Scenario, choices};
 
 use super::error::{CliError, Failures};
@@ -145,7 +145,7 @@ impl Shrink {
 
     /// The failure to preserve: a refused request, or if `None`, a violated invariant. Sets the
     /// settings of `case`.
-    fn goal_of_program(&self, case: &mut Case) -> Result<Option<Goal>, CliError> {
+    fn goal_of_program(&self, case: &mut Case) -> Result<Option<TraceGoal>, CliError> {
         let configs = self.conf.iter().map(|conf| {
             Config::parse_for(case.config.torch, conf).map_err(|error| CliError::conf(&error, conf))
         });
@@ -156,10 +156,10 @@ impl Shrink {
             case.config = config.clone();
         }
         match (self.goal.unwrap_or(Keep::Oom), configs.as_slice()) {
-            (Keep::Oom, [] | [_]) => Ok(Some(Goal::Oom)),
+            (Keep::Oom, [] | [_]) => Ok(Some(TraceGoal::Oom)),
             (Keep::Invariant, [] | [_]) => Ok(None),
             (Keep::ConfDiffers, [other] | [_, other]) => {
-                Ok(Some(Goal::ConfDiffers(Box::new(other.clone()))))
+                Ok(Some(TraceGoal::ConfDiffers(Box::new(other.clone()))))
             }
             (Keep::ConfDiffers, _) => {
                 let help = "give the settings to compare with; to replace the recorded settings \
@@ -385,7 +385,7 @@ impl Shrink {
             count(operations, "operation"),
             self.file.file_name().unwrap_or_default().to_string_lossy()
         );
-        if matches!(shrunk.failure, shrink::Failure::Violates(_)) {
+        if matches!(shrunk.failure, shrink::TraceFailure::Violates(_)) {
             let go_on = &mut |_: &ReductionProgress| ControlFlow::Continue(());
             return match shrink::scenario_of_violation(
                 shrunk,

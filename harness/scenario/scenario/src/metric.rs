@@ -66,9 +66,9 @@ impl RankFigure {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct GrowthSite(pub u32);
 
-pub type Expectation = expression::Expectation<Metric>;
-pub type Amount = expression::Amount<Metric>;
-pub type Expression = expression::Expression<Metric>;
+pub type Expectation = expression::ExpectationOf<Metric>;
+pub type Amount = expression::AmountOf<Metric>;
+pub type Expression = expression::ExpressionOf<Metric>;
 
 pub(crate) const START: &str = "start";
 pub(crate) const DEFAULT_STREAM: &str = "default";

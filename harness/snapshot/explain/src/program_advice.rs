@@ -8,7 +8,7 @@ use harness_allocator::allocator::{MemoryFraction, PrivatePoolId};
 use harness_allocator::units::Bytes;
 use harness_base::{parallel::in_parallel, words::count};
 use harness_trace::program::{ProgramError, RecordedEnd, RecordedProgram};
-use harness_trace::snapshot::{PoolId, Snapshot};
+use harness_trace::snapshot::{Event, PoolId, Snapshot};
 use harness_trace::trace::TraceEvent;
 
 use crate::grid::{Configuration, Grid};
@@ -178,123 +178,158 @@ pub fn fraction_advice(
 }
 
 /// Calls `act` with each change. Each contains a copy of the program.
-pub(crate) fn each_change(
-    program: &RecordedProgram,
-    snapshot: &Snapshot,
-    mut act: impl FnMut(Change),
-) {
+pub(crate) fn each_change(program: &RecordedProgram, snapshot: &Snapshot, act: impl FnMut(Change)) {
     let sites = Sites::new(snapshot, program.device);
-    let by_site = BySite::new(program, &sites);
-    let name = |id: u64| {
-        &sites
-            .get(sites.of_event(program.origin[by_site.made[&id]] as usize))
-            .name
+    let mut changes = Changes {
+        program,
+        by_site: BySite::new(program, &sites),
+        sites: &sites,
+        act,
     };
-    let mut change = |what: String, kind: String, of_stream, (program, times_emptied)| {
-        act(Change {
+    changes.of_pools();
+    changes.of_streams(snapshot.events_of(program.device));
+    changes.of_sites();
+}
+
+struct Changes<'a, F> {
+    program: &'a RecordedProgram,
+    sites: &'a Sites,
+    by_site: BySite,
+    act: F,
+}
+
+impl<'a, F: FnMut(Change)> Changes<'a, F> {
+    fn add(
+        &mut self,
+        what: String,
+        kind: String,
+        of_stream: bool,
+        (program, times_emptied): (RecordedProgram, usize),
+    ) {
+        (self.act)(Change {
             what,
             kind,
             times_emptied,
             of_stream,
             program,
         });
-    };
-    for (number, &PoolId(first, second)) in program.pools.iter().enumerate() {
-        let pool = PrivatePoolId(number as u32);
-        if let (Some(released), Some(largest)) =
-            (released(program, pool), by_site.largest_in(program, pool))
-        {
-            let what = |pool: String| {
-                format!(
-                    "releasing {pool} of {} after its last allocation, unless a CUDA graph needs \
-                     it,",
-                    name(largest)
-                )
-            };
-            change(
-                what(format!("private pool ({first}, {second})")),
-                what("the private pool".to_owned()),
-                false,
-                (released, 0),
-            );
+    }
+
+    /// The site that allocates a block.
+    fn name(&self, id: u64) -> &'a str {
+        let event = self.program.origin[self.by_site.made[&id]];
+        &self.sites.get(self.sites.of_event(event as usize)).name
+    }
+
+    fn of_pools(&mut self) {
+        for (number, &PoolId(first, second)) in self.program.pools.iter().enumerate() {
+            let pool = PrivatePoolId(number as u32);
+            if let (Some(released), Some(largest)) = (
+                released(self.program, pool),
+                self.by_site.largest_in(self.program, pool),
+            ) {
+                let name = self.name(largest);
+                let what = |pool: String| {
+                    format!(
+                        "releasing {pool} of {name} after its last allocation, unless a CUDA graph \
+                         needs it,"
+                    )
+                };
+                self.add(
+                    what(format!("private pool ({first}, {second})")),
+                    what("the private pool".to_owned()),
+                    false,
+                    (released, 0),
+                );
+            }
         }
     }
-    let events = snapshot.events_of(program.device);
-    for idle in idle::streams(events).into_iter().take(STREAMS) {
-        let id_at = |event: usize| {
-            let of_event = program
-                .operations
-                .iter()
-                .zip(&program.origin)
-                .filter(|(_, origin)| **origin as usize == event);
-            let id = |(operation, _): (&TraceEvent, _)| {
-                if let TraceEvent::Allocate { id, .. } = *operation {
-                    Some(id)
-                } else {
-                    None
-                }
-            };
-            of_event
-                .filter_map(id)
-                .find(|id| !by_site.in_pools.contains_key(id))
-        };
-        let (Some(last), Some(next)) = (id_at(idle.last), id_at(idle.next)) else {
-            continue;
-        };
-        let [own, other] = [idle.stream, events[idle.next].stream];
-        let (to, of) = (attempts::stream(other), attempts::stream(own));
-        let what = format!(
-            "allocating on {to} what {of} allocates, last at {},",
-            name(last)
-        );
-        let kind = format!(
-            "allocating on the stream of {} what another stream allocates, last at {},",
-            name(next),
-            name(last)
-        );
-        change(what, kind, true, (on_stream(program, own, other), 0));
-        let what = format!(
-            "torch.cuda.empty_cache() once, before {} first reserves memory,",
-            name(next)
-        );
-        change(what.clone(), what, true, (emptied_once(program, next), 1));
-    }
-    for &site in &by_site.largest() {
-        let name = &sites.get(site).name;
-        let ids = &by_site.ids[&site];
-        let blocks = count(ids.len(), "block");
-        let what = format!("a separate pool (torch.cuda.MemPool) for the {blocks} of {name}");
-        change(
-            what,
-            format!("a separate pool (torch.cuda.MemPool) for {name}"),
-            false,
-            (own_pool(program, ids), 0),
-        );
-        let kept = by_site.kept(program, ids);
-        if !kept.is_empty() {
-            let what = format!(
-                "allocating the {} that {name} keeps first, in order of falling size,",
-                count(kept.len(), "block")
-            );
-            change(
-                what,
-                format!("allocating what {name} keeps first"),
-                false,
-                (before_all(program, &kept), 0),
-            );
-        }
-        if let Some(earlier) = by_site.freed_before_the_next(program, ids) {
-            let what = format!("freeing each block of {name} before it allocates the next one");
-            change(what.clone(), what, false, (earlier, 0));
-        }
-        let outside: Vec<u64> = ids
+
+    /// The block outside of private pools that an event allocates.
+    fn id_at(&self, event: usize) -> Option<u64> {
+        let program = self.program;
+        let of_event = program
+            .operations
             .iter()
-            .copied()
-            .filter(|id| !by_site.in_pools.contains_key(id))
-            .collect();
-        if let Some(emptied) = emptied_before(program, &outside) {
-            let what = format!("torch.cuda.empty_cache() before {name}");
-            change(what.clone(), what, false, emptied);
+            .zip(&program.origin)
+            .filter(|(_, origin)| **origin as usize == event);
+        let id = |(operation, _): (&TraceEvent, _)| {
+            if let TraceEvent::Allocate { id, .. } = *operation {
+                Some(id)
+            } else {
+                None
+            }
+        };
+        of_event
+            .filter_map(id)
+            .find(|id| !self.by_site.in_pools.contains_key(id))
+    }
+
+    fn of_streams(&mut self, events: &[Event]) {
+        for idle in idle::streams(events).into_iter().take(STREAMS) {
+            let (Some(last), Some(next)) = (self.id_at(idle.last), self.id_at(idle.next)) else {
+                continue;
+            };
+            let [own, other] = [idle.stream, events[idle.next].stream];
+            let (to, of) = (attempts::stream(other), attempts::stream(own));
+            let (last, name) = (self.name(last), self.name(next));
+            self.add(
+                format!("allocating on {to} what {of} allocates, last at {last},"),
+                format!(
+                    "allocating on the stream of {name} what another stream allocates, last at \
+                     {last},"
+                ),
+                true,
+                (on_stream(self.program, own, other), 0),
+            );
+            let what =
+                format!("torch.cuda.empty_cache() once, before {name} first reserves memory,");
+            self.add(
+                what.clone(),
+                what,
+                true,
+                (emptied_once(self.program, next), 1),
+            );
+        }
+    }
+
+    fn of_sites(&mut self) {
+        for site in self.by_site.largest() {
+            let (program, name) = (self.program, &self.sites.get(site).name);
+            let ids = self.by_site.ids[&site].clone();
+            let blocks = count(ids.len(), "block");
+            self.add(
+                format!("a separate pool (torch.cuda.MemPool) for the {blocks} of {name}"),
+                format!("a separate pool (torch.cuda.MemPool) for {name}"),
+                false,
+                (own_pool(program, &ids), 0),
+            );
+            let kept = self.by_site.kept(program, &ids);
+            if !kept.is_empty() {
+                let what = format!(
+                    "allocating the {} that {name} keeps first, in order of falling size,",
+                    count(kept.len(), "block")
+                );
+                self.add(
+                    what,
+                    format!("allocating what {name} keeps first"),
+                    false,
+                    (before_all(program, &kept), 0),
+                );
+            }
+            if let Some(earlier) = self.by_site.freed_before_the_next(program, &ids) {
+                let what = format!("freeing each block of {name} before it allocates the next one");
+                self.add(what.clone(), what, false, (earlier, 0));
+            }
+            let in_pools = &self.by_site.in_pools;
+            let outside: Vec<u64> = ids
+                .into_iter()
+                .filter(|id| !in_pools.contains_key(id))
+                .collect();
+            if let Some(emptied) = emptied_before(program, &outside) {
+                let what = format!("torch.cuda.empty_cache() before {name}");
+                self.add(what.clone(), what, false, emptied);
+            }
         }
     }
 }

@@ -36,7 +36,7 @@ pub trait Quantity {
 
 #[derive(Clone, Debug, PartialEq, Eq, Display)]
 #[display("{text}")]
-pub struct Expression<Q> {
+pub struct ExpressionOf<Q> {
     pub(in crate::expression) node: Node<Q>,
     /// `None` if it consists of zeros only, which fit every unit.
     pub(in crate::expression) dimension: Option<Dimension>,
@@ -50,10 +50,10 @@ pub(in crate::expression) enum Node<Q> {
     Quantity(Q),
     Operation {
         operator: Operator,
-        left: Box<Expression<Q>>,
-        right: Box<Expression<Q>>,
+        left: Box<ExpressionOf<Q>>,
+        right: Box<ExpressionOf<Q>>,
     },
-    Choice(Choice, Vec<Expression<Q>>),
+    Choice(Choice, Vec<ExpressionOf<Q>>),
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -62,7 +62,7 @@ pub(in crate::expression) enum Choice {
     Greatest,
 }
 
-impl<Q> Expression<Q> {
+impl<Q> ExpressionOf<Q> {
     /// Computes the value. `value` is called once per quantity, from left to right.
     pub fn evaluate<E>(
         &self,
@@ -140,10 +140,10 @@ pub enum EvaluateError<E> {
 
 #[derive(Clone, Debug, PartialEq, Eq, Display)]
 #[display("{text}")]
-pub struct Expectation<Q> {
-    pub left: Expression<Q>,
+pub struct ExpectationOf<Q> {
+    pub left: ExpressionOf<Q>,
     pub comparison: Comparison,
-    pub right: Expression<Q>,
+    pub right: ExpressionOf<Q>,
     /// Largest accepted distance between both sides, for `==` and `!=`.
     pub tolerance: Option<Tolerance>,
     /// As the file writes it.
@@ -159,7 +159,7 @@ pub enum Tolerance {
     Amount(Number),
 }
 
-impl<Q> Expectation<Q> {
+impl<Q> ExpectationOf<Q> {
     /// Compares both sides. `value` is called once per quantity, in order.
     pub fn evaluate<E>(
         &self,
@@ -265,14 +265,14 @@ impl Comparison {
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Display)]
-pub enum Amount<Q> {
+pub enum AmountOf<Q> {
     /// Known before the run.
     Fixed(Bytes),
     /// Computed when the step runs.
-    Computed(Expression<Q>),
+    Computed(ExpressionOf<Q>),
 }
 
-impl<Q> Amount<Q> {
+impl<Q> AmountOf<Q> {
     pub fn quantities(&self) -> Vec<&Q> {
         match self {
             Self::Fixed(_) => Vec::new(),

@@ -4,8 +4,8 @@ use harness_allocator::units::{Bytes, Nanos};
 use num_traits::Zero;
 
 use super::{
-    Amount, Choice, Comparison, Dimension, Expectation, Expression, MAX_DEPTH, MAX_TERMS, Node,
-    Number, Operator, Quantity, Tolerance, Unit, Value, value::parse_decimal,
+    AmountOf, Choice, Comparison, Dimension, ExpectationOf, ExpressionOf, MAX_DEPTH, MAX_TERMS,
+    Node, Number, Operator, Quantity, Tolerance, Unit, Value, value::parse_decimal,
 };
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -41,7 +41,7 @@ const FORMS: &str = "write a comparison with ==, !=, <, <=, > or >=, as in `rese
 pub fn parse_expectation<Q: Quantity + PartialEq>(
     text: &str,
     resolve: Resolve<'_, Q>,
-) -> Result<Expectation<Q>, ExpressionError> {
+) -> Result<ExpectationOf<Q>, ExpressionError> {
     let mut parser = Parser::new(text, FORMS, resolve)?;
     let (left, _) = parser.sum(0)?;
     let Some(Token {
@@ -55,7 +55,7 @@ pub fn parse_expectation<Q: Quantity + PartialEq>(
     let together = parser.same_dimension(left.dimension, right.dimension, right_at)?;
     let tolerance = parser.tolerance(comparison, together)?;
     parser.finish()?;
-    let expectation = Expectation {
+    let expectation = ExpectationOf {
         left,
         comparison,
         right,
@@ -87,7 +87,7 @@ const AMOUNT: &str = "write a size, as in `400MiB`, or a formula that evaluates 
 pub fn parse_amount<Q: Quantity>(
     text: &str,
     resolve: Resolve<'_, Q>,
-) -> Result<Amount<Q>, ExpressionError> {
+) -> Result<AmountOf<Q>, ExpressionError> {
     let whole = (0, text.chars().count());
     let is_literal = text
         .trim()
@@ -97,7 +97,7 @@ pub fn parse_amount<Q: Quantity>(
         || text.trim_start().starts_with('-')
     {
         return Bytes::parse(text)
-            .map(Amount::Fixed)
+            .map(AmountOf::Fixed)
             .map_err(|why| error(whole, why.to_string(), AMOUNT));
     }
     let (sum, at) = formula(text, AMOUNT, resolve)?;
@@ -117,10 +117,10 @@ pub fn parse_amount<Q: Quantity>(
         ));
     }
     match sum.constant() {
-        None => Ok(Amount::Computed(sum)),
+        None => Ok(AmountOf::Computed(sum)),
         Some(Err(why)) => Err(error(at, why.to_string(), AMOUNT)),
         Some(Ok(number)) => match u64::try_from(number.floor().to_integer()) {
-            Ok(bytes) => Ok(Amount::Fixed(Bytes(bytes))),
+            Ok(bytes) => Ok(AmountOf::Fixed(Bytes(bytes))),
             Err(_) => Err(error(
                 at,
                 format!(
@@ -137,7 +137,7 @@ pub fn parse_amount<Q: Quantity>(
 pub fn parse_count<Q: Quantity>(
     text: &str,
     resolve: Resolve<'_, Q>,
-) -> Result<Expression<Q>, ExpressionError> {
+) -> Result<ExpressionOf<Q>, ExpressionError> {
     const HELP: &str = "write a number, or a formula that evaluates to one, as in `i + 1`";
     let (sum, at) = formula(text, HELP, resolve)?;
     match sum.dimension {
@@ -154,7 +154,7 @@ pub fn parse_count<Q: Quantity>(
 pub fn parse_formula<Q: Quantity>(
     text: &str,
     resolve: Resolve<'_, Q>,
-) -> Result<Expression<Q>, ExpressionError> {
+) -> Result<ExpressionOf<Q>, ExpressionError> {
     const HELP: &str = "write a metric or a formula of metrics, as in `reserved.peak` or \
          `training.reserved / training.allocated`";
     let (sum, at) = formula(text, HELP, resolve)?;
@@ -200,7 +200,7 @@ fn formula<Q: Quantity>(
     text: &str,
     forms: &'static str,
     resolve: Resolve<'_, Q>,
-) -> Result<(Expression<Q>, Range), ExpressionError> {
+) -> Result<(ExpressionOf<Q>, Range), ExpressionError> {
     let mut parser = Parser::new(text, forms, resolve)?;
     let sum = parser.sum(0)?;
     parser.finish()?;
@@ -338,7 +338,7 @@ impl<'a, Q: Quantity> Parser<'a, Q> {
         (start, (self.last.0 + self.last.1).saturating_sub(start))
     }
 
-    fn sum(&mut self, depth: usize) -> Result<(Expression<Q>, Range), ExpressionError> {
+    fn sum(&mut self, depth: usize) -> Result<(ExpressionOf<Q>, Range), ExpressionError> {
         let start = self.start();
         let sum = self.operation(depth, SUM)?;
         Ok((sum, self.range_from(start)))
@@ -349,7 +349,7 @@ impl<'a, Q: Quantity> Parser<'a, Q> {
         &mut self,
         depth: usize,
         operators: [Operator; 2],
-    ) -> Result<Expression<Q>, ExpressionError> {
+    ) -> Result<ExpressionOf<Q>, ExpressionError> {
         let start = self.start();
         let operand = |parser: &mut Self| {
             if operators == SUM {
@@ -389,7 +389,7 @@ impl<'a, Q: Quantity> Parser<'a, Q> {
                 left: Box::new(left),
                 right: Box::new(right),
             };
-            left = Expression {
+            left = ExpressionOf {
                 node,
                 dimension,
                 text: self.piece(self.range_from(start)),
@@ -398,7 +398,7 @@ impl<'a, Q: Quantity> Parser<'a, Q> {
         Ok(left)
     }
 
-    fn value(&mut self, depth: usize) -> Result<Expression<Q>, ExpressionError> {
+    fn value(&mut self, depth: usize) -> Result<ExpressionOf<Q>, ExpressionError> {
         self.terms += 1;
         if self.terms > MAX_TERMS {
             return Err(error(
@@ -415,7 +415,7 @@ impl<'a, Q: Quantity> Parser<'a, Q> {
             Some(TokenKind::Literal(Value { number, dimension }, _)) => {
                 let dimension =
                     (!number.is_zero() || dimension != Dimension::NUMBER).then_some(dimension);
-                Ok(Expression {
+                Ok(ExpressionOf {
                     node: Node::Literal(number),
                     dimension,
                     text: self.piece(at),
@@ -425,7 +425,7 @@ impl<'a, Q: Quantity> Parser<'a, Q> {
                 self.nested(depth)?;
                 let (inside, _) = self.sum(depth + 1)?;
                 self.close()?;
-                Ok(Expression {
+                Ok(ExpressionOf {
                     text: self.piece(self.range_from(start)),
                     ..inside
                 })
@@ -438,18 +438,18 @@ impl<'a, Q: Quantity> Parser<'a, Q> {
         }
     }
 
-    fn name(&mut self, name: &str, at: Range) -> Result<Expression<Q>, ExpressionError> {
+    fn name(&mut self, name: &str, at: Range) -> Result<ExpressionOf<Q>, ExpressionError> {
         let text = self.piece(at);
         match (self.resolve)(name) {
             Ok(ResolvedName::Quantity(quantity)) => {
                 let dimension = Some(quantity.dimension());
-                Ok(Expression {
+                Ok(ExpressionOf {
                     node: Node::Quantity(quantity),
                     dimension,
                     text,
                 })
             }
-            Ok(ResolvedName::Constant(Value { number, dimension })) => Ok(Expression {
+            Ok(ResolvedName::Constant(Value { number, dimension })) => Ok(ExpressionOf {
                 node: Node::Literal(number),
                 dimension: Some(dimension),
                 text,
@@ -485,7 +485,7 @@ impl<'a, Q: Quantity> Parser<'a, Q> {
         choice: Choice,
         start: usize,
         depth: usize,
-    ) -> Result<Expression<Q>, ExpressionError> {
+    ) -> Result<ExpressionOf<Q>, ExpressionError> {
         let mut all = Vec::new();
         let mut dimension = None;
         loop {
@@ -511,7 +511,7 @@ impl<'a, Q: Quantity> Parser<'a, Q> {
                 "as in `min(reserved, 1GiB)`",
             ));
         }
-        Ok(Expression {
+        Ok(ExpressionOf {
             node: Node::Choice(choice, all),
             dimension,
             text: self.piece(self.range_from(start)),

@@ -214,12 +214,15 @@ fn an_amount_that_comes_out_negative_is_an_error_and_not_a_huge_size() {
     );
     assert_eq!(
         parse_amount("1MiB + 512B", &resolve),
-        Ok(Amount::Fixed(Bytes((1 << 20) + 512)))
+        Ok(AmountOf::Fixed(Bytes((1 << 20) + 512)))
     );
-    assert_eq!(parse_amount("512", &resolve), Ok(Amount::Fixed(Bytes(512))));
+    assert_eq!(
+        parse_amount("512", &resolve),
+        Ok(AmountOf::Fixed(Bytes(512)))
+    );
     assert_eq!(
         parse_amount("10B / 4", &resolve),
-        Ok(Amount::Fixed(Bytes(2)))
+        Ok(AmountOf::Fixed(Bytes(2)))
     );
     assert!(
         parse_amount("4 * 8", &resolve)

@@ -1,4 +1,4 @@
-//! Replays a trace and classifies its failed requests: [`Failure`].
+//! Replays a trace and classifies its failed requests: [`TraceFailure`].
 
 use harness_allocator::allocator::caching::{CachingAllocator, Config, Quirks};
 use harness_allocator::allocator::{Allocator, PrivatePoolId, Request};
@@ -13,7 +13,7 @@ use super::Case;
 
 /// Why a trace fails.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum Failure {
+pub enum TraceFailure {
     /// The main cause of a refused request, as `harness explain` names it. `None` if the figures
     /// prove none.
     #[error("{}", .cause.map_or("the figures do not show why", CauseKind::about))]
@@ -34,7 +34,7 @@ pub enum Failure {
 pub(super) struct Refused {
     /// Counted from 0.
     pub(super) operation: usize,
-    pub(super) failure: Failure,
+    pub(super) failure: TraceFailure,
 }
 
 pub(super) enum Early {
@@ -110,7 +110,7 @@ fn failure(
     private_pool: Option<u32>,
     config: &Config,
     memory: Bytes,
-) -> Failure {
+) -> TraceFailure {
     // The simulated device never fails this query.
     let free = target.with_device(|device| device.free_memory().unwrap_or_default());
     let snapshot = Snapshot::of_refusal(
@@ -125,7 +125,7 @@ fn failure(
         .and_then(|refused| harness_record::causes(refused).first().map(Cause::kind));
     let cached = refused.map(|refused| refused.cached()).unwrap_or_default();
     let is_mostly_cached = cause == Some(CauseKind::Fragmented) && cached >= free;
-    Failure::Refused {
+    TraceFailure::Refused {
         cause,
         is_mostly_cached,
         exceeds_device: request.size > memory,

@@ -18,7 +18,7 @@ use std::{collections::BTreeSet, path::Path};
 use harness_allocator::{allocator::caching::Config, units::Bytes};
 use harness_trace::trace::TraceEvent;
 
-pub use self::failure::Failure;
+pub use self::failure::TraceFailure;
 pub use self::scenario::{NotAScenario, scenario};
 use self::search::Search;
 use crate::Watch;
@@ -32,8 +32,8 @@ pub struct Case {
 }
 
 #[derive(Clone, Debug, PartialEq)]
-pub enum Goal {
-    /// The last failed request keeps failing with the same [`Failure`]. Earlier ones succeed,
+pub enum TraceGoal {
+    /// The last failed request keeps failing with the same [`TraceFailure`]. Earlier ones succeed,
     /// unless they failed in the original.
     Oom,
     /// A request fails with the case's settings or with these, but not with both. The failing side
@@ -47,7 +47,7 @@ pub struct Shrunk {
     pub case: Case,
     /// The settings to compare with, if any.
     pub other: Option<Config>,
-    pub failure: Failure,
+    pub failure: TraceFailure,
     /// If `false`, the trace succeeds with the case's settings and fails with the others.
     pub fails_under_its_own: bool,
     /// Earlier requests that may fail, because they failed in the original.
@@ -78,7 +78,7 @@ pub enum ShrinkError {
 ///
 /// If *k* of *n* operations are needed, this takes about *k* · log *n* replays of ever shorter
 /// traces.
-pub fn shrink(case: Case, goal: &Goal, watch: &mut Watch<'_>) -> Result<Shrunk, ShrinkError> {
+pub fn shrink(case: Case, goal: &TraceGoal, watch: &mut Watch<'_>) -> Result<Shrunk, ShrinkError> {
     Ok(Search::of_oom(case, goal, watch)?.finish())
 }
 

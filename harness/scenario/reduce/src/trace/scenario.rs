@@ -7,7 +7,7 @@ use harness_allocator::{allocator::caching::Config, device::StreamId, units::Byt
 use harness_language::text::exact_size;
 use harness_trace::trace::TraceEvent;
 
-use super::{Failure, Shrunk};
+use super::{Shrunk, TraceFailure};
 
 const REQUEST: &str = "request";
 
@@ -47,7 +47,7 @@ pub fn scenario(
     }
     text += "steps:\n";
     // A replay with checks fills its allocations, and none of its operations is the failing one.
-    let fills = matches!(shrunk.failure, Failure::Violates(_));
+    let fills = matches!(shrunk.failure, TraceFailure::Violates(_));
     let mut steps = Steps {
         text,
         streams,

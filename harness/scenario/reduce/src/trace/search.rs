@@ -8,8 +8,8 @@ use harness_allocator::{allocator::caching::Config, units::Bytes};
 use harness_record::CauseKind;
 use harness_trace::trace::TraceEvent;
 
-use super::failure::{Early, Failure, Refused, run};
-use super::{Case, Goal, ShrinkError, Shrunk, audited::Audited};
+use super::failure::{Early, Refused, TraceFailure, run};
+use super::{Case, ShrinkError, Shrunk, TraceGoal, audited::Audited};
 use crate::delta::{self, Flow, SETTINGS};
 use crate::{ReductionProgress, Watch, scenario::Engine};
 
@@ -30,7 +30,7 @@ impl<'a, 'w> Search<'a, 'w> {
     /// Determines how the trace runs out of memory and cuts it off after the failure.
     pub(super) fn of_oom(
         case: Case,
-        goal: &Goal,
+        goal: &TraceGoal,
         watch: &'a mut Watch<'w>,
     ) -> Result<Self, ShrinkError> {
         let (mut case, mut origins) = settled(case);
@@ -40,8 +40,8 @@ impl<'a, 'w> Search<'a, 'w> {
         };
         let own = replay(&case.config)?;
         let (refused, fails_under_its_own, other) = match goal {
-            Goal::Oom => (own, true, None),
-            Goal::ConfDiffers(other) => {
+            TraceGoal::Oom => (own, true, None),
+            TraceGoal::ConfDiffers(other) => {
                 let (others, fails) = (replay(other)?, !own.is_empty());
                 if fails != others.is_empty() {
                     return Err(ShrinkError::EndsAlike { both_fail: fails });
@@ -94,7 +94,7 @@ impl<'a, 'w> Search<'a, 'w> {
         let invariant = audited.violated(&case).ok_or(ShrinkError::Holds {
             memory: case.memory,
         })?;
-        let (failure, may_fail) = (Failure::Violates(invariant), BTreeSet::new());
+        let (failure, may_fail) = (TraceFailure::Violates(invariant), BTreeSet::new());
         let best = Shrunk {
             case,
             other: None,
@@ -296,7 +296,7 @@ impl<'a, 'w> Search<'a, 'w> {
         // A program that is too large for its device can have any device.
         let is_too_large = matches!(
             self.best.failure,
-            Failure::Refused {
+            TraceFailure::Refused {
                 cause: Some(CauseKind::TooLarge),
                 ..
             }
@@ -348,7 +348,9 @@ impl<'a, 'w> Search<'a, 'w> {
         })?;
         self.replays += 1;
         if let Some(audited) = &self.audited {
-            return Flow::Continue(audited.violated(case).map(Failure::Violates) == Some(*failure));
+            return Flow::Continue(
+                audited.violated(case).map(TraceFailure::Violates) == Some(*failure),
+            );
         }
         let (failing, serving) = match other {
             None => (&case.config, None),

@@ -13,15 +13,15 @@ use std::ops::ControlFlow;
 use super::*;
 use crate::ReductionProgress;
 
-const FRAGMENTED: Failure = Failure::Refused {
+const FRAGMENTED: TraceFailure = TraceFailure::Refused {
     cause: Some(CauseKind::Fragmented),
     is_mostly_cached: true,
     exceeds_device: false,
 };
-const TOO_LARGE: Failure = too_large(false);
+const TOO_LARGE: TraceFailure = too_large(false);
 
-const fn too_large(exceeds_device: bool) -> Failure {
-    Failure::Refused {
+const fn too_large(exceeds_device: bool) -> TraceFailure {
+    TraceFailure::Refused {
         cause: Some(CauseKind::TooLarge),
         is_mostly_cached: false,
         exceeds_device,
@@ -69,15 +69,15 @@ fn fragmented() -> Case {
 #[test]
 fn a_fragmented_trace_reduces_to_one_pinned_segment() {
     let given = fragmented();
-    let shrunk = shrink(given.clone(), &Goal::Oom, &mut go_on).expect("it runs out of memory");
+    let shrunk = shrink(given.clone(), &TraceGoal::Oom, &mut go_on).expect("it runs out of memory");
     assert_eq!((shrunk.failure, shrunk.is_stopped), (FRAGMENTED, false));
     assert!(shrunk.case.events.len() <= 4, "{:?}", text(&shrunk));
     assert!(shrunk.case.memory < given.memory);
-    let again = shrink(shrunk.case.clone(), &Goal::Oom, &mut go_on).expect("it still does");
+    let again = shrink(shrunk.case.clone(), &TraceGoal::Oom, &mut go_on).expect("it still does");
     assert_eq!(again.failure, FRAGMENTED);
     assert_eq!(
         shrunk,
-        shrink(given, &Goal::Oom, &mut go_on).expect("the same"),
+        shrink(given, &TraceGoal::Oom, &mut go_on).expect("the same"),
         "the same trace comes down to the same one"
     );
 }
@@ -85,7 +85,7 @@ fn a_fragmented_trace_reduces_to_one_pinned_segment() {
 #[test]
 fn events_keep_their_original_index() {
     let given = fragmented();
-    let shrunk = shrink(given.clone(), &Goal::Oom, &mut go_on).expect("it runs out of memory");
+    let shrunk = shrink(given.clone(), &TraceGoal::Oom, &mut go_on).expect("it runs out of memory");
     for (event, &origin) in shrunk.case.events.iter().zip(&shrunk.origins) {
         assert_eq!(
             std::mem::discriminant(event),
@@ -101,7 +101,7 @@ fn a_too_large_program_stays_too_large() {
         "a 1 60000000 0\na 2 60000000 0\na 3 60000000 7\n",
         Bytes::mib(128),
     );
-    let shrunk = shrink(given, &Goal::Oom, &mut go_on).expect("too large");
+    let shrunk = shrink(given, &TraceGoal::Oom, &mut go_on).expect("too large");
     assert_eq!(shrunk.failure, TOO_LARGE);
     assert_eq!(
         text(&shrunk).len(),
@@ -111,7 +111,7 @@ fn a_too_large_program_stays_too_large() {
     );
     let shrunk = shrink(
         case("a 1 60000000 0\na 2 600000000 0\n", Bytes::mib(128)),
-        &Goal::Oom,
+        &TraceGoal::Oom,
         &mut go_on,
     )
     .expect("much too large");
@@ -123,15 +123,19 @@ fn a_too_large_program_stays_too_large() {
 
 #[test]
 fn a_passing_input_cannot_be_reduced() {
-    let error =
-        shrink(case("a 1 1000 0\n", Bytes::mib(64)), &Goal::Oom, &mut go_on).expect_err("it fits");
+    let error = shrink(
+        case("a 1 1000 0\n", Bytes::mib(64)),
+        &TraceGoal::Oom,
+        &mut go_on,
+    )
+    .expect_err("it fits");
     assert_eq!(
         error,
         ShrinkError::Fits {
             memory: Bytes::mib(64)
         }
     );
-    let same = Goal::ConfDiffers(Box::default());
+    let same = TraceGoal::ConfDiffers(Box::default());
     let error = shrink(fragmented(), &same, &mut go_on).expect_err("the same settings twice");
     assert_eq!(error, ShrinkError::EndsAlike { both_fail: true });
 }
@@ -144,7 +148,7 @@ fn the_same_setting_keeps_failing() {
     };
     let shrunk = shrink(
         fragmented(),
-        &Goal::ConfDiffers(Box::new(expandable.clone())),
+        &TraceGoal::ConfDiffers(Box::new(expandable.clone())),
         &mut go_on,
     )
     .expect("they differ");
@@ -158,8 +162,12 @@ fn the_same_setting_keeps_failing() {
         config: expandable,
         ..fragmented()
     };
-    let shrunk =
-        shrink(other_way, &Goal::ConfDiffers(Box::default()), &mut go_on).expect("they differ");
+    let shrunk = shrink(
+        other_way,
+        &TraceGoal::ConfDiffers(Box::default()),
+        &mut go_on,
+    )
+    .expect("they differ");
     assert!(!shrunk.fails_under_its_own);
 }
 
@@ -179,7 +187,7 @@ fn irrelevant_settings_and_streams_are_removed() {
             *stream = harness_allocator::device::StreamId(9);
         }
     }
-    let shrunk = shrink(given, &Goal::Oom, &mut go_on).expect("it runs out of memory");
+    let shrunk = shrink(given, &TraceGoal::Oom, &mut go_on).expect("it runs out of memory");
     assert_eq!(shrunk.case.config, Config::default());
     assert!(
         text(&shrunk).iter().all(|event| !event.ends_with(" 9")),
@@ -199,13 +207,14 @@ fn a_stopped_reduction_returns_its_progress() {
             ControlFlow::Continue(())
         }
     };
-    let shrunk = shrink(fragmented(), &Goal::Oom, &mut watch).expect("it runs out of memory");
+    let shrunk = shrink(fragmented(), &TraceGoal::Oom, &mut watch).expect("it runs out of memory");
     assert!(shrunk.is_stopped && shrunk.case.events.len() > 4);
 }
 
 #[test]
 fn a_trace_converts_to_one_step_per_operation() {
-    let mut shrunk = shrink(fragmented(), &Goal::Oom, &mut go_on).expect("it runs out of memory");
+    let mut shrunk =
+        shrink(fragmented(), &TraceGoal::Oom, &mut go_on).expect("it runs out of memory");
     shrunk.case.config.max_split_size = Some(Bytes::mib(512));
     let text = scenario(
         &shrunk,
@@ -346,7 +355,7 @@ fn a_violating_trace_reduces_to_the_violation() {
         shrink_violation(violating(), &WithWrongCounter, &mut go_on).expect("it violates one");
     assert_eq!(
         shrunk.failure,
-        Failure::Violates(Invariant::CountersEqualStructure)
+        TraceFailure::Violates(Invariant::CountersEqualStructure)
     );
     assert!(shrunk.case.events.len() < 10, "{:?}", text(&shrunk));
     assert_eq!(

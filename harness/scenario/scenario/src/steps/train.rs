@@ -28,7 +28,7 @@ pub const MAX_BATCHES: usize = 1_000;
 #[derive(Clone, Debug, PartialEq)]
 pub struct Train {
     pub id: StepName,
-    pub model: Trained,
+    pub model: TrainedModel,
     /// Samples per iteration. The list is repeated. Never empty.
     pub batches: Vec<u64>,
     /// Tokens per sample, repeated in the same way; 1 if samples are not sequences.
@@ -48,12 +48,12 @@ pub struct Train {
 }
 
 #[derive(Clone, Debug, PartialEq)]
-pub enum Trained {
+pub enum TrainedModel {
     Uniform(Uniform),
     Model(Arc<Model>),
 }
 
-impl Trained {
+impl TrainedModel {
     pub fn parameters(&self) -> Vec<Bytes> {
         match self {
             Self::Uniform(uniform) => vec![uniform.parameters_per_layer(); uniform.layers as usize],
@@ -124,7 +124,7 @@ impl fmt::Display for Train {
         } = self;
         write!(f, "{id}, {}, ", count(*iterations, "iteration"))?;
         match model {
-            Trained::Uniform(Uniform {
+            TrainedModel::Uniform(Uniform {
                 parameters,
                 activations_per_sample,
                 ..
@@ -134,7 +134,7 @@ impl fmt::Display for Train {
                     "parameters {parameters}, {plan} of {activations_per_sample}"
                 )?;
             }
-            Trained::Model(model) => write!(f, "{}, {plan}", model.name)?,
+            TrainedModel::Model(model) => write!(f, "{}, {plan}", model.name)?,
         }
         if batches.len() > 1 {
             write!(f, ", batches {}", joined(batches, ", "))?;
@@ -287,8 +287,10 @@ impl StepFields<Train> for TrainWire {
         let model = self.model(step.at, optimizer, largest, checker)?;
         let lengths = self.lengths(&model, checker)?;
         let layers = match &model {
-            Trained::Uniform(uniform) => uniform.layers,
-            Trained::Model(model) => model.program(1, 1, Precision::Fp32).operations.len() as u64,
+            TrainedModel::Uniform(uniform) => uniform.layers,
+            TrainedModel::Model(model) => {
+                model.program(1, 1, Precision::Fp32).operations.len() as u64
+            }
         };
         let first = Recoverable::train(
             Plan {
@@ -373,14 +375,14 @@ impl TrainWire {
         optimizer: Optimizer,
         largest: u64,
         checker: &Checker<'_>,
-    ) -> Result<Trained, Problem> {
+    ) -> Result<TrainedModel, Problem> {
         const FORMS: &str = "write `model: models/gpt2.yaml`, or `parameters: 64MiB` and \
              `activations_per_sample: 4MiB`";
         match (&self.model, &self.parameters, &self.activations_per_sample) {
-            (Some(path), None, None) if self.layers.is_none() => Ok(Trained::Model(Arc::new(
+            (Some(path), None, None) if self.layers.is_none() => Ok(TrainedModel::Model(Arc::new(
                 model::load_for(checker.declared.folder, path)?,
             ))),
-            (None, Some(parameters), Some(activations)) => Ok(Trained::Uniform(Uniform {
+            (None, Some(parameters), Some(activations)) => Ok(TrainedModel::Uniform(Uniform {
                 parameters: countable(
                     checker,
                     parameters,
@@ -406,11 +408,11 @@ impl TrainWire {
         }
     }
 
-    fn lengths(&self, model: &Trained, checker: &Checker<'_>) -> Result<Vec<u64>, Problem> {
+    fn lengths(&self, model: &TrainedModel, checker: &Checker<'_>) -> Result<Vec<u64>, Problem> {
         match (&self.length, model) {
-            (None, Trained::Uniform(_)) => Ok(vec![1]),
-            (None, Trained::Model(model)) => Ok(vec![model.length]),
-            (Some(length), Trained::Model(model)) if model.input == Shape::Tokens => {
+            (None, TrainedModel::Uniform(_)) => Ok(vec![1]),
+            (None, TrainedModel::Model(model)) => Ok(vec![model.length]),
+            (Some(length), TrainedModel::Model(model)) if model.input == Shape::Tokens => {
                 length.check("length", model.length, checker)
             }
             (Some(length), _) => Err(Problem::new(

@@ -25,7 +25,7 @@ use self::training::{Counts, Training};
 use crate::between::{Between, pause};
 use crate::recovery::{AttemptKind, Recovery};
 use crate::{context::RunContext, leaks::Watch, rig::Stop, step_result::StepResult};
-use harness_scenario::steps::train::{Train, Trained};
+use harness_scenario::steps::train::{Train, TrainedModel};
 use harness_scenario::{Chain, Plan, ReportKey, Step};
 
 pub(crate) fn run(
@@ -103,7 +103,7 @@ fn iterate(
                 if plan.batch != asked {
                     most = plan.batch;
                 }
-                if matches!(train.model, Trained::Model(_)) {
+                if matches!(train.model, TrainedModel::Model(_)) {
                     // A program that reads its loss waits for it.
                     ctx.rig.synchronize_stream(training.memory.stream)?;
                 }

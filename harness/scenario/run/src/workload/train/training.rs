@@ -12,7 +12,7 @@ use crate::context::RunContext;
 use crate::rig::{Buffer, Finding, HostBuffer, Stop};
 use crate::workload::memory::{Failed, answer, free_all, make};
 use harness_record::{FailedRequest, HostUse, Invariant};
-use harness_scenario::steps::train::{Optimizer, Train, Trained, ZeroGrad};
+use harness_scenario::steps::train::{Optimizer, Train, TrainedModel, ZeroGrad};
 use harness_scenario::{Plan, Precision, SpilledPart, model::ModelProgram};
 
 pub(super) type Answer<T> = Result<Result<T, AllocatorError>, Stop>;
@@ -43,7 +43,7 @@ pub(super) struct Begun {
 
 /// A cache of computed programs.
 struct Programs<'a> {
-    model: &'a Trained,
+    model: &'a TrainedModel,
     known: BTreeMap<(u64, u64, bool), Rc<ModelProgram>>,
 }
 
@@ -133,8 +133,8 @@ impl<'a> Training<'a> {
         // PyTorch's optimizers create their state in the first update. A model given only by sizes
         // has it from the start.
         match &self.train.model {
-            Trained::Uniform(_) => self.make_state(ctx, 1, self.train.optimizer.copies()),
-            Trained::Model(_) => Ok(()),
+            TrainedModel::Uniform(_) => self.make_state(ctx, 1, self.train.optimizer.copies()),
+            TrainedModel::Model(_) => Ok(()),
         }
     }
 
@@ -327,7 +327,7 @@ impl<'a> Training<'a> {
     /// its state in the first update. Adam computes the square roots of a moment separately, for
     /// all parameters together (`foreach`, PyTorch's default on a GPU).
     pub(super) fn update(&mut self, ctx: &mut RunContext) -> Result<(), Failed> {
-        if matches!(self.train.model, Trained::Model(_)) {
+        if matches!(self.train.model, TrainedModel::Model(_)) {
             let copies = self.train.optimizer.copies();
             if self.state.is_empty() {
                 self.make_state(ctx, copies, copies.min(1))?;

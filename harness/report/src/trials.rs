@@ -460,6 +460,9 @@ fn note_on_expectation(report: &FaultReport, expectation: Expectation) -> String
     };
     match missed.len() {
         0 => format!("Expectation met: it {what}."),
+        all if all == report.cases.len() => {
+            format!("Expectation not met: it {what} after none of the failures.")
+        }
         _ => format!(
             "Expectation not met: it {what}, except after failures of these attempts: {}.",
             missed.join(", ")

@@ -1,4 +1,5 @@
-"""Fails because of a value that nothing computes, after an effect outside of the process that the argument names."""
+"""Fails because of a value that nothing computes, after an effect outside of the process that the argument names. With `_after_use`, the program uses the
+GPU before the effect: then the library decides which of Python's audit events are effects."""
 import os
 import socket
 import subprocess
@@ -26,7 +27,9 @@ def child(program):
     subprocess.run([sys.executable, "-c", program], check=True)
 
 
-mode = sys.argv[1]
+mode, _, uses_before = sys.argv[1].partition("_after_")
+if uses_before:
+    torch.zeros(1).cuda()
 effects = {
     "temporary": temporary,
     "workers": workers,

@@ -1926,30 +1926,45 @@ fn unknown_torch(python: &Path) -> Result<(), Failed> {
     Ok(())
 }
 
+/// Modes of `effects.py` that run again.
+const REPEATED: [&str; 7] = [
+    "nothing",
+    "temporary",
+    "temporary_after_use",
+    "python",
+    "python_after_use",
+    "workers",
+    "exit",
+];
+/// Modes that do not, and why.
+const ONCE: [(&str, &str); 15] = [
+    ("writes", "it writes log.txt"),
+    ("saves", "it writes model.pt"),
+    ("saves_after_use", "it writes model.pt"),
+    ("removes", "it removes old.txt"),
+    ("removes_after_use", "it removes old.txt"),
+    ("socket", "it opens a socket to 127.0.0.1:0"),
+    ("starts", "it starts true"),
+    ("starts_after_use", "it starts true"),
+    ("child", "it writes child.txt"),
+    ("isolated", "it starts "),
+    ("input", "it has read its standard input"),
+    ("input_after_use", "it has read its standard input"),
+    ("shell", "it begins with another program than Python"),
+    (
+        "shell_becomes_python",
+        "it begins with another program than Python",
+    ),
+    ("no_read", ""),
+];
+
 fn effects(python: &Path) -> Result<(), Failed> {
     let folder = tempfile::tempdir()?;
     let script = self::folder().join("effects.py");
-    let repeated = ["nothing", "temporary", "python", "workers", "exit"];
-    let once = [
-        ("writes", "it writes log.txt"),
-        ("saves", "it writes model.pt"),
-        ("removes", "it removes old.txt"),
-        ("socket", "it opens a socket to 127.0.0.1:0"),
-        ("starts", "it starts true"),
-        ("child", "it writes child.txt"),
-        ("isolated", "it starts "),
-        ("input", "it has read its standard input"),
-        ("shell", "it begins with another program than Python"),
-        (
-            "shell_becomes_python",
-            "it begins with another program than Python",
-        ),
-        ("no_read", ""),
-    ];
-    let cases: Vec<_> = repeated
+    let cases: Vec<_> = REPEATED
         .into_iter()
         .map(|mode| (mode, None))
-        .chain(once.map(|(mode, why)| (mode, Some(why))))
+        .chain(ONCE.map(|(mode, why)| (mode, Some(why))))
         .collect();
     let check = |(mode, why): &(&str, Option<&str>)| -> Result<(), String> {
         let place = folder.path().join(mode);
@@ -1966,7 +1981,7 @@ fn effects(python: &Path) -> Result<(), Failed> {
             "shell_becomes_python" => command.args(["sh", "-c", "exec \"$@\"", "sh"]),
             _ => &mut command,
         };
-        if *mode == "input" {
+        if mode.starts_with("input") {
             let input = std::fs::write(place.join("input.txt"), "a line\n")
                 .and_then(|()| std::fs::File::open(place.join("input.txt")));
             command.stdin(input.map_err(|error| error.to_string())?);

@@ -7,7 +7,7 @@
 
 use std::cell::Cell;
 use std::collections::BTreeMap;
-use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
 
 /// Larger copies are not stored.
 const LARGEST: u64 = 1 << 20;
@@ -15,44 +15,67 @@ const LARGEST: u64 = 1 << 20;
 /// The number of stored copies, which launches read without the lock.
 static STORED: AtomicUsize = AtomicUsize::new(0);
 
-/// How many stored copies reach into the blocks of this many bytes whose numbers have a hash. Only
+/// Blocks of a group, which are neighbors.
+const GROUP: u64 = u64::BITS as u64;
+const GROUPS: usize = 1 << 8;
+
+/// How many stored copies reach into the blocks of this many bytes whose groups have a hash. Only
 /// holders of the state change them.
-struct Blocks<const BYTES: u64>([AtomicU32; 1 << 12]);
+struct Blocks<const BYTES: u64> {
+    copies: [AtomicU32; GROUPS * GROUP as usize],
+    /// The blocks of each group with copies, as bits.
+    known: [AtomicU64; GROUPS],
+}
 
 static BLOCKS: Blocks<512> = Blocks::new();
 /// PyTorch keeps tensors of up to 1 MiB in segments of this size, and larger ones elsewhere.
 static SEGMENTS: Blocks<{ 2 << 20 }> = Blocks::new();
 /// The most blocks that are looked up for a range.
-const MOST_BLOCKS: u64 = 32;
+const MOST_BLOCKS: u64 = 8 * GROUP;
 
 impl<const BYTES: u64> Blocks<BYTES> {
     const fn new() -> Self {
-        Self([const { AtomicU32::new(0) }; 1 << 12])
+        Self {
+            copies: [const { AtomicU32::new(0) }; GROUPS * GROUP as usize],
+            known: [const { AtomicU64::new(0) }; GROUPS],
+        }
     }
 
-    /// The counts of the blocks of a range, which is not empty.
-    fn of(&self, start: u64, len: u64) -> impl Iterator<Item = &AtomicU32> {
-        (start / BYTES..=start.saturating_add(len - 1) / BYTES).map(|block| {
+    /// The hash of each group with blocks of a range, which is not empty, and these blocks as bits.
+    fn of(start: u64, len: u64) -> impl Iterator<Item = (usize, u64)> {
+        let (first, last) = (start / BYTES, start.saturating_add(len - 1) / BYTES);
+        (first / GROUP..=last / GROUP).map(move |group| {
+            let from = first.saturating_sub(group * GROUP);
+            let after = (group * GROUP + GROUP - 1).saturating_sub(last);
             // The upper bits of a product with 2⁶⁴ divided by the golden ratio.
-            &self.0[(block.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 52) as usize]
+            let hash = group.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> (u64::BITS - GROUPS.ilog2());
+            (hash as usize, u64::MAX << from & u64::MAX >> after)
         })
     }
 
     fn change(&self, start: u64, len: u64, change: impl Fn(u32) -> u32) {
-        self.of(start, len).for_each(|copies| {
-            copies.store(change(copies.load(Ordering::Relaxed)), Ordering::Relaxed)
-        });
+        for (group, blocks) in Self::of(start, len) {
+            let mut known = self.known[group].load(Ordering::Relaxed);
+            for block in blocks.trailing_zeros()..=blocks.ilog2() {
+                let copies = &self.copies[group * GROUP as usize + block as usize];
+                let count = change(copies.load(Ordering::Relaxed));
+                copies.store(count, Ordering::Relaxed);
+                known = known & !(1 << block) | u64::from(count > 0) << block;
+            }
+            self.known[group].store(known, Ordering::Relaxed);
+        }
     }
 
     fn may_know(&self, start: u64, len: u64) -> bool {
-        self.of(start, len)
-            .any(|copies| copies.load(Ordering::Relaxed) > 0)
+        Self::of(start, len)
+            .any(|(group, blocks)| self.known[group].load(Ordering::Relaxed) & blocks != 0)
     }
 
     fn clear(&self) {
-        self.0
-            .iter()
-            .for_each(|copies| copies.store(0, Ordering::Relaxed));
+        let copies = self.copies.iter();
+        copies.for_each(|copies| copies.store(0, Ordering::Relaxed));
+        let known = self.known.iter();
+        known.for_each(|known| known.store(0, Ordering::Relaxed));
     }
 }
 

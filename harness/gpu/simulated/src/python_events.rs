@@ -19,6 +19,13 @@ struct Python {
 struct Events {
     python: Python,
     names: Vec<Box<[u8]>>,
+    /// Their hashes, as bits: most other names have others.
+    hashes: u64,
+}
+
+fn hash(name: &[u8]) -> u64 {
+    let first = name.first().copied().unwrap_or_default();
+    1 << ((name.len() + 4 * usize::from(first)) % u64::BITS as usize)
 }
 
 // SAFETY: the names of `Python` are only read by `harness_python_events_begin`.
@@ -36,9 +43,10 @@ static EVENTS: OnceLock<Events> = OnceLock::new();
 unsafe extern "C" fn harness_python_events_begin(python: &Python) {
     // SAFETY: as the caller promises.
     let names = unsafe { CStr::from_ptr(python.names) }.to_bytes();
-    let names = names.split(|byte| *byte == b'\n').map(Box::from).collect();
+    let names: Vec<Box<[u8]>> = names.split(|byte| *byte == b'\n').map(Box::from).collect();
     let _ = EVENTS.set(Events {
         python: *python,
+        hashes: names.iter().fold(0, |hashes, name| hashes | hash(name)),
         names,
     });
 }
@@ -54,7 +62,12 @@ unsafe extern "C" fn harness_python_events(
     arguments: *const *mut c_void,
     count: usize,
 ) -> *mut c_void {
-    let Some(Events { python, names }) = EVENTS.get() else {
+    let Some(Events {
+        python,
+        names,
+        hashes,
+    }) = EVENTS.get()
+    else {
         return ptr::null_mut();
     };
     // SAFETY: the first argument is the name, a string of Python, and Python's lock is held.
@@ -65,7 +78,7 @@ unsafe extern "C" fn harness_python_events(
             return ptr::null_mut();
         }
         let name = CStr::from_ptr(name).to_bytes();
-        if names.iter().any(|other| **other == *name) {
+        if hashes & hash(name) != 0 && names.iter().any(|other| **other == *name) {
             return (python.call)(function, arguments, count, ptr::null_mut());
         }
         (python.retain)(event);

@@ -36,6 +36,9 @@ const MOST_SIGNATURES: usize = 16;
 /// The words of a tensor's object among which the probe looks for its dispatch keys. The object has
 /// 24 words in PyTorch 2.4, later 23.
 const MOST_OF_TENSOR: usize = 24;
+const INLINE_DIMENSIONS: usize = 5;
+/// The words of a storage among which the probe looks for the address of its memory.
+const MOST_OF_STORAGE: usize = 8;
 /// The words of an operation's definition among which the probe looks for its kernels. Its table
 /// has up to 200 kernels of 32 or 40 bytes.
 const MOST_OF_DEFINITION: usize = 1 << 11;
@@ -115,9 +118,20 @@ impl List {
 
     /// A list of this type, which needs no reference to the type.
     fn empty_like(&self) -> Self {
+        self.over(&mut [])
+    }
+
+    /// A list of this type with these elements, which it does not keep.
+    fn over(&self, elements: &mut [Value]) -> Self {
+        let elements = elements.as_mut_ptr_range();
         Self {
             functions: self.functions,
             element_type: self.element_type,
+            elements: Stack {
+                start: elements.start,
+                end: elements.end,
+                capacity_end: elements.end,
+            },
             ..Self::empty()
         }
     }
@@ -179,9 +193,14 @@ struct Known {
     on_cpu: usize,
     /// The offset of the map of registered kernels in the definition.
     map: usize,
-    /// The offsets of the dispatch keys and of the number of elements in the object of a tensor.
+    /// The offsets of the dispatch keys, of the number of elements and of the shape in the object
+    /// of a tensor.
     keys: usize,
     elements: usize,
+    shape: usize,
+    /// The offsets of the storage in the object of a tensor, and of the address in the storage.
+    /// `None` if only PyTorch finds the address.
+    storage: Option<[usize; 2]>,
     /// Lists of tensors, integers and numbers, which belong to nobody.
     lists: [List; 3],
     bool_tag: u32,
@@ -814,6 +833,46 @@ impl Known {
         unsafe { *ptr::with_exposed_provenance(tensor.payload + self.elements) }
     }
 
+    /// The `c10::ScalarType` of a defined tensor, which follows the number of elements.
+    fn scalar_type(&self, tensor: &Value) -> i32 {
+        let place = tensor.payload + self.elements + size_of::<u64>();
+        // SAFETY: the probe has found the type there.
+        unsafe { *ptr::with_exposed_provenance::<u16>(place) }.into()
+    }
+
+    /// The address of the first element of a defined plain tensor that has elements.
+    fn address(&self, tensor: &Value) -> Option<u64> {
+        let Some([storage, address]) = self.storage else {
+            return get::<usize>(self.torch.address, tensor).map(|address| address as u64);
+        };
+        // SAFETY: the probe has found these words in the objects of a tensor and of its storage.
+        let word = |object: usize, offset: usize| unsafe {
+            *ptr::with_exposed_provenance::<usize>(object + offset)
+        };
+        let storage = Some(word(tensor.payload, storage)).filter(|storage| *storage > 0)?;
+        let first = word(tensor.payload, self.elements - size_of::<usize>()) as u64;
+        Some(word(storage, address) as u64 + first * element_size(self.scalar_type(tensor))?)
+    }
+
+    /// Sizes and strides of a defined plain tensor.
+    fn shape(&self, tensor: &Value) -> [&[i64]; 2] {
+        let start = ptr::with_exposed_provenance::<usize>(tensor.payload + self.shape);
+        // SAFETY: the probe has found a `c10::impl::SizesAndStrides` there: the number of
+        // dimensions, then memory for the sizes and strides of five, or an address of more. Both
+        // outlive the value, and do not change while the slices exist.
+        unsafe {
+            let dimensions = start.read();
+            let (sizes, most) = match dimensions {
+                0..=INLINE_DIMENSIONS => (start.add(1).cast::<i64>(), INLINE_DIMENSIONS),
+                _ => (
+                    ptr::with_exposed_provenance(start.add(1).read()),
+                    dimensions,
+                ),
+            };
+            [sizes, sizes.add(most)].map(|start| slice::from_raw_parts(start, dimensions))
+        }
+    }
+
     fn is_object(&self, value: Value) -> bool {
         self.torch.is_defined(value) || value.tag == self.list_tag
     }
@@ -1050,13 +1109,17 @@ impl Probe {
     /// Checks the arguments of the probe: a tensor of 2 × 3 numbers of the CPU, 1.5, 7, true, a
     /// list of this tensor, the second GPU, and the lists 8, 9 and 2.5, 10.
     fn checked(mut self, keys: u64, arguments: &[Value]) -> Option<Known> {
-        let torch = &self.known.torch;
         let [tensor, double, int, bool, list, device, ints, numbers] = arguments else {
             return None;
         };
-        let [sizes, strides] = (tensor.tag == TENSOR).then(|| torch.shape(tensor))??;
-        let is_tensor =
-            sizes == [2, 3] && strides == [3, 1] && get(torch.scalar_type, tensor) == Some(6);
+        (tensor.tag == TENSOR).then(|| self.known.find_places(tensor))??;
+        let torch = &self.known.torch;
+        let [sizes, strides] = torch.shape(tensor)?;
+        let is_tensor = sizes == [2, 3]
+            && strides == [3, 1]
+            && self.known.shape(tensor) == [sizes, strides]
+            && get(torch.scalar_type, tensor) == Some(6)
+            && self.known.scalar_type(tensor) == 6;
         let are_numbers = double.tag == DOUBLE
             && f64::from_bits(double.payload as u64) == 1.5
             && int.tag == INT
@@ -1083,20 +1146,8 @@ impl Probe {
         ];
         let is_device = device.payload as u16 == 0x0101;
         let tags = [NONE, TENSOR, DOUBLE, INT, bool.tag, list.tag, device.tag];
-        let words = words(tensor.payload, MOST_OF_TENSOR);
-        let mut places = (0..words.len()).filter(|&place| words[place] as u64 == torch.probe_keys);
-        let (Some(place), None) = (places.next(), places.next()) else {
-            return None;
-        };
         let differ = (1..tags.len()).all(|index| !tags[..index].contains(&tags[index]));
         let are_keys = keys & !torch.other_keys == torch.cpu_keys;
-        let mut numbers_of_elements = (0..words.len()).filter(|&place| words[place] == 6);
-        let (Some(elements), None) = (numbers_of_elements.next(), numbers_of_elements.next())
-        else {
-            return None;
-        };
-        [self.known.keys, self.known.elements] =
-            [place, elements].map(|place| place * size_of::<u64>());
         self.known.lists = [list_of, ints, numbers].map(List::empty_like);
         [
             self.known.bool_tag,
@@ -1112,6 +1163,34 @@ impl Probe {
             && differ
             && are_keys)
             .then_some(self.known)
+    }
+}
+
+impl Known {
+    /// Finds what is read in the object of a tensor, with that of the probe.
+    fn find_places(&mut self, tensor: &Value) -> Option<()> {
+        let object = words(tensor.payload, MOST_OF_TENSOR);
+        let only = |is_found: &dyn Fn(&[usize]) -> bool| {
+            let mut places = (0..object.len()).filter(|&place| is_found(&object[place..]));
+            places.next().filter(|_| places.next().is_none())
+        };
+        let place = |word: usize| word * size_of::<usize>();
+        let shape = only(&|words| matches!(words, [2, 2, 3, _, _, _, 3, 1, ..]))?;
+        let elements = only(&|words| words[0] == 6)?;
+        self.keys = place(only(&|words| words[0] as u64 == self.torch.probe_keys)?);
+        self.elements = place(elements);
+        self.shape = place(shape);
+        let address: usize = get(self.torch.address, tensor)?;
+        let in_storage = |storage: usize| {
+            let is_object = storage > 0 && storage.is_multiple_of(align_of::<usize>());
+            let words = is_object.then(|| words(storage, MOST_OF_STORAGE));
+            words?.iter().position(|word| *word == address)
+        };
+        let storage = only(&|words| in_storage(words[0]).is_some());
+        let storage = storage.and_then(|word| Some([word, in_storage(object[word])?].map(place)));
+        // The offset of the first element is between the shape and the number of elements.
+        self.storage = storage.filter(|_| elements == shape + 2 + 2 * INLINE_DIMENSIONS);
+        Some(())
     }
 }
 
@@ -1169,6 +1248,8 @@ unsafe extern "C" fn harness_values_probe(torch: *const Torch, name: *const c_ch
         map,
         keys: 0,
         elements: 0,
+        shape: 0,
+        storage: None,
         lists: [const { List::empty() }; 3],
         bool_tag: 0,
         list_tag: 0,

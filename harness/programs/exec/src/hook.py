@@ -611,6 +611,14 @@ def _note_failed_calls(module):
     module._lazy_call(begin)
 
 
+def _place(frame):
+    """What distinguishes the lines of the program: to find the number of a line, or to hash code, takes longer."""
+    if frame is None:
+        return None
+    code = frame.f_code
+    return code.co_filename, code.co_firstlineno, code.co_name, frame.f_lasti
+
+
 def _note_reads(module):
     """Notes the lines of the program that read values which nothing has computed."""
 
@@ -619,15 +627,23 @@ def _note_reads(module):
         import json
         import threading
 
-        seen, lines = set(), set()
+        seen, lines, modules = set(), set(), {}
 
         def note():
             try:
                 frame = sys._getframe(1)
-                while frame is not None and str(frame.f_globals.get("__name__")).startswith("torch."):
-                    frame = frame.f_back  # To read the code of a frame takes longer.
-                frame = _innermost(frame) or _innermost(sys._current_frames().get(threading.main_thread().ident))
-                place = frame and (id(frame.f_code), frame.f_lasti)  # Lines, and hashes of code, take longer.
+                # The code of a frame and `id` take longer: Python raises audit events for them.
+                while frame is not None:
+                    name = frame.f_globals.get("__name__")
+                    if name not in modules:
+                        modules[name] = str(name).startswith("torch.")
+                    if not modules[name]:
+                        break
+                    frame = frame.f_back
+                place = _place(frame)
+                if place not in seen:
+                    frame = _innermost(frame) or _innermost(sys._current_frames().get(threading.main_thread().ident))
+                    place = _place(frame)
                 if frame is None or place in seen or len(seen) >= _MOST_PLACES_OF_READS:
                     return
                 seen.add(place)

@@ -121,8 +121,7 @@ struct Layout {
 impl Layout {
     /// `None` for tensors with too many dimensions, and for elements that are no whole bytes.
     fn of(known: &Known, tensor: &Value) -> Option<Self> {
-        let torch = &known.torch;
-        let [from_sizes, from_strides] = torch.shape(tensor)?;
+        let [from_sizes, from_strides] = known.shape(tensor);
         let (mut sizes, mut strides) = ([1; MOST_DIMENSIONS], [0; MOST_DIMENSIONS]);
         sizes
             .get_mut(..from_sizes.len())?
@@ -130,9 +129,9 @@ impl Layout {
         strides
             .get_mut(..from_strides.len())?
             .copy_from_slice(from_strides);
-        let scalar_type = get(torch.scalar_type, tensor)?;
+        let scalar_type = known.scalar_type(tensor);
         let element = element_size(scalar_type)?;
-        let address = get::<usize>(torch.address, tensor)? as u64;
+        let address = get::<usize>(known.torch.address, tensor)? as u64;
         Some(Self {
             address,
             scalar_type,
@@ -551,10 +550,9 @@ impl Known {
         if !self.is_on_gpu_and_defined(tensor) {
             return None;
         }
-        let torch = &self.torch;
-        let address = get::<usize>(torch.address, tensor)? as u64;
-        let element = element_size(get(torch.scalar_type, tensor)?)?;
-        let [sizes, strides] = torch.shape(tensor)?;
+        let address = self.address(tensor)?;
+        let element = element_size(self.scalar_type(tensor))?;
+        let [sizes, strides] = self.shape(tensor);
         range(address, element, sizes, strides).filter(|(start, len)| may_know_any(*start, *len))
     }
 
@@ -566,8 +564,7 @@ impl Known {
         }
         match self.elements(value) {
             0 => true,
-            1..=MOST_ELEMENTS => get::<usize>(self.torch.address, value)
-                .is_some_and(|address| copied::may_know(address as u64)),
+            1..=MOST_ELEMENTS => self.address(value).is_some_and(copied::may_know),
             _ => false,
         }
     }
@@ -577,11 +574,10 @@ impl Known {
         let [to, from, ..] = arguments else {
             return false;
         };
-        let scalar_type = |tensor| get::<i32>(self.torch.scalar_type, tensor);
         [to, from]
             .iter()
             .all(|tensor| self.is_on_gpu_and_defined(tensor))
-            && scalar_type(to) != scalar_type(from)
+            && self.scalar_type(to) != self.scalar_type(from)
     }
 
     fn list(&self, value: &Value) -> Option<&'static List> {
@@ -856,8 +852,7 @@ impl Run<'_> {
             return Some(*tensor);
         }
         if known.is_on_gpu(tensor) == Some(false) {
-            self.signature
-                .add(get::<i32>(known.torch.scalar_type, tensor)? as u64);
+            self.signature.add(known.scalar_type(tensor) as u64);
             return (!is_changed).then_some(*tensor);
         }
         if !self.input(tensor, is_changed) {
@@ -1008,9 +1003,7 @@ impl Run<'_> {
             .values
             .as_ref()
             .and_then(|values| match values.stack.all() {
-                [result] if result.tag == TENSOR => {
-                    self.known.torch.shape(result)?[0].first().copied()
-                }
+                [result] if result.tag == TENSOR => self.known.shape(result)[0].first().copied(),
                 [result] if result.tag == self.known.bool_tag => {
                     Some((result.payload as u8).into())
                 }

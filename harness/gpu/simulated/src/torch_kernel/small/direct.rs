@@ -39,7 +39,7 @@ impl Direct {
 
     /// Returns the result. `None` if the CPU's kernel has to compute it.
     pub(super) fn compute(self, known: &Known, arguments: &[Value]) -> Option<Number> {
-        let scalar_type = get(known.torch.scalar_type, arguments.first()?)?;
+        let scalar_type = known.scalar_type(arguments.first()?);
         let mut bytes = [0; 16];
         match (self, arguments) {
             (Self::Zero, [_]) => {}
@@ -78,7 +78,7 @@ fn integer(known: &Known, tensor: &Value) -> Option<i64> {
     let torch = &known.torch;
     if !torch.is_defined(*tensor)
         || known.elements(tensor) != 1
-        || get(torch.scalar_type, tensor) != Some(INT64)
+        || known.scalar_type(tensor) != INT64
     {
         return None;
     }

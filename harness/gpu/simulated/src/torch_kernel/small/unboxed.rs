@@ -12,11 +12,12 @@ use std::arch::global_asm;
 use std::cell::RefCell;
 use std::ffi::{CStr, c_char};
 use std::fmt::Write as _;
+use std::mem::{MaybeUninit, offset_of};
 use std::sync::atomic::{AtomicPtr, AtomicUsize, Ordering};
-use std::{mem::offset_of, ptr, slice};
+use std::{ptr, slice};
 
 use super::{Around, Handle, KNOWN, Kept, Known, List, Operation, Plan};
-use crate::torch_kernel::{DOUBLE, INT, MOST_ARGUMENTS, NONE, Stack, TENSOR, Value};
+use crate::torch_kernel::{DOUBLE, INT, MOST_ARGUMENTS, NONE, TENSOR, Value};
 
 /// Functions for operations. `harness_small_entries` has as many.
 const MOST_ENTRIES: usize = 1 << 11;
@@ -90,6 +91,9 @@ enum Results {
 pub(super) struct Types {
     /// An argument of two words may have two places.
     arguments: Vec<(Type, [Place; 2])>,
+    /// The indices of tensors and of lists of them, and how many of these lists are no objects.
+    tensors: Vec<usize>,
+    lists: usize,
     results: Results,
     words_on_stack: usize,
     function: usize,
@@ -117,6 +121,13 @@ impl Type {
             b'w' => Self::OptionalInts,
             _ => return None,
         })
+    }
+
+    const fn has_tensors(self) -> bool {
+        matches!(
+            self,
+            Self::Tensor | Self::OptionalTensor | Self::Tensors | Self::OptionalTensors
+        )
     }
 
     /// The words of an argument that go to integer registers, to floating-point registers, and
@@ -168,7 +179,11 @@ impl Types {
             };
             arguments.push((of, places));
         }
+        let of_tensors = |index: &usize| arguments[*index].0.has_tensors();
+        let is_list = |(of, _): &&(Type, _)| *of == Type::Tensors;
         Some(Self {
+            tensors: (0..arguments.len()).filter(of_tensors).collect(),
+            lists: arguments.iter().filter(is_list).count(),
             arguments,
             results,
             words_on_stack,
@@ -225,24 +240,36 @@ fn objects<'a>(address: u64, count: usize) -> &'a [usize] {
 
 /// The arguments of a call as values, without references to objects.
 struct Arguments {
-    values: [Value; MOST_ARGUMENTS],
+    /// Of these, the first ones are initialized.
+    values: [MaybeUninit<Value>; MOST_ARGUMENTS],
     count: usize,
-    /// Lists that C++ does not have as objects, and their elements.
-    lists: Vec<(Box<List>, Vec<Value>)>,
+    /// Lists of tensors that C++ does not have as objects, and the elements of all.
+    lists: Vec<List>,
+    tensors: Vec<Value>,
+    /// Other lists, and their elements.
+    others: Vec<(Box<List>, Vec<Value>)>,
 }
 
 impl Arguments {
-    const fn new(count: usize) -> Self {
-        Self {
-            values: [OTHER; MOST_ARGUMENTS],
+    fn new(count: usize) -> Self {
+        let mut new = Self {
+            values: [const { MaybeUninit::uninit() }; MOST_ARGUMENTS],
             count,
             lists: Vec::new(),
-        }
+            tensors: Vec::new(),
+            others: Vec::new(),
+        };
+        new.values[..count].fill(MaybeUninit::new(Value::new(NONE, 0)));
+        new
     }
 
     /// Adds tensors and lists of tensors.
     fn add_tensors(&mut self, known: &Known, types: &Types, call: &Call) {
-        for (index, (of, places)) in types.arguments.iter().enumerate() {
+        if types.lists > 0 {
+            self.reserve(types, call);
+        }
+        for &index in &types.tensors {
+            let (of, places) = &types.arguments[index];
             let word = |place: usize| call.word(places[place]) as usize;
             // SAFETY: C++ passes the address of an object of this type. An optional tensor has a
             // flag behind it.
@@ -251,18 +278,32 @@ impl Arguments {
                     .add(offset)
                     .read()
             };
-            self.values[index] = match of {
+            let value = match of {
                 Type::Tensor => Value::new(TENSOR, object(0)),
                 Type::OptionalTensor if object(1) as u8 == 1 => Value::new(TENSOR, object(0)),
                 Type::OptionalTensors => Value::new(known.list_tag, object(0)),
                 Type::Tensors => {
-                    let tensors = objects(word(0) as u64, word(1)).iter();
-                    let tensors = tensors.map(|object| Value::new(TENSOR, *object)).collect();
-                    self.list(known, 0, tensors)
+                    let objects = objects(word(0) as u64, word(1)).iter();
+                    let first = self.tensors.len();
+                    let tensors = objects.map(|object| Value::new(TENSOR, *object));
+                    self.tensors.extend(tensors);
+                    let list = known.lists[0].over(&mut self.tensors[first..]);
+                    self.lists.push(list);
+                    Value::new(known.list_tag, address(&self.lists[self.lists.len() - 1]))
                 }
                 _ => Value::new(NONE, 0),
             };
+            self.values[index] = MaybeUninit::new(value);
         }
+    }
+
+    /// Reserves memory for lists of tensors, whose addresses stay.
+    fn reserve(&mut self, types: &Types, call: &Call) {
+        self.lists.reserve_exact(types.lists);
+        let lists = types.tensors.iter().map(|index| &types.arguments[*index]);
+        let lists = lists.filter(|(of, _)| *of == Type::Tensors);
+        let count = lists.map(|(_, places)| call.word(places[1]) as usize).sum();
+        self.tensors.reserve_exact(count);
     }
 
     /// Adds all else.
@@ -275,7 +316,7 @@ impl Arguments {
                 1 => value,
                 _ => Value::new(NONE, 0),
             };
-            self.values[index] = match of {
+            let value = match of {
                 Type::Tensor | Type::OptionalTensor | Type::Tensors | Type::OptionalTensors => {
                     continue;
                 }
@@ -310,6 +351,7 @@ impl Arguments {
                     }
                 }
             };
+            self.values[index] = MaybeUninit::new(value);
         }
     }
 
@@ -322,24 +364,20 @@ impl Arguments {
 
     /// A list of the type of one of [`Known::lists`].
     fn list(&mut self, known: &Known, like: usize, mut values: Vec<Value>) -> Value {
-        let range = values.as_mut_ptr_range();
-        let elements = Stack {
-            start: range.start,
-            end: range.end,
-            capacity_end: range.end,
-        };
-        let list = Box::new(List {
-            elements,
-            ..known.lists[like].empty_like()
-        });
-        let address = ptr::from_ref(&*list).expose_provenance();
-        self.lists.push((list, values));
+        let list = Box::new(known.lists[like].over(&mut values));
+        let address = address(&list);
+        self.others.push((list, values));
         Value::new(known.list_tag, address)
     }
 
     fn all(&self) -> &[Value] {
-        &self.values[..self.count]
+        // SAFETY: this many values are initialized.
+        unsafe { self.values[..self.count].assume_init_ref() }
     }
+}
+
+fn address(list: &List) -> usize {
+    ptr::from_ref(list).expose_provenance()
 }
 
 /// The number at an address that C++ has passed.

@@ -7,7 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Optional, Union
 
@@ -62,6 +62,10 @@ class Explanation:
     """The whole result, as `harness explain --format json` prints it."""
     text: str
     """The result as text, as `harness explain` prints it."""
+    _given: tuple[str, ...] = field(default=(), repr=False)
+    """The options of `harness explain` without the device."""
+    _folder: Any = field(default=None, repr=False, compare=False)
+    """The temporary folder of a `Recording`, which exists as long as this object."""
 
     @property
     def headline(self) -> str:
@@ -106,7 +110,7 @@ class Explanation:
 
     def page(self, path: Union[str, os.PathLike[str]]) -> Path:
         """Writes the page with timeline, segments and flame graph, and returns its path. The page needs no network."""
-        run("explain", str(self.snapshot), "--device", str(self.document["device"]), "--format", "html", "--out", os.fspath(path))
+        run("explain", *self._given, f"--device={self.document['device']}", "--format=html", f"--out={os.fspath(path)}", "--", str(self.snapshot))
         return Path(path)
 
     def __str__(self) -> str:
@@ -143,15 +147,18 @@ def explain(
 
     Raises HarnessError with the program's message if the snapshot cannot be read.
     """
+    if os.path.isdir(snapshot):
+        raise HarnessError(f"`{os.fspath(snapshot)}` is a folder: expected one snapshot, as in `{os.path.join(snapshot, 'rank0.pickle')}`")
     memory = f"{memory}B" if isinstance(memory, int) else memory
-    options = {"--memory": memory, "--at": at, "--device": device, "--categories": categories and os.fspath(categories)}
-    given = [word for name, value in options.items() if value is not None for word in (name, str(value))]
-    document = json.loads(run("explain", os.fspath(snapshot), *given, "--format", "json"))
-    if "snapshots" in document:
+    options = {"--memory": memory, "--at": at, "--categories": categories and os.fspath(categories)}
+    given = tuple(f"{name}={value}" for name, value in options.items() if value is not None)
+    words = [*given, *([] if device is None else [f"--device={device}"])]
+    document = json.loads(run("explain", *words, "--format=json", "--", os.fspath(snapshot)))
+    if device is None and "snapshots" in document:
         # Several devices. The one with the failed request is explained, as on the command line.
         chosen = max(document["snapshots"], key=lambda one: (one.get("request") is not None, one["accounts"]["reserved"], -one["device"]))
         return explain(snapshot, memory=memory, at=at, device=chosen["device"], categories=categories)
-    return Explanation(Path(snapshot), document, run("explain", os.fspath(snapshot), *given))
+    return Explanation(Path(snapshot), document, run("explain", *words, "--", os.fspath(snapshot)), given)
 
 
 def program() -> str:

@@ -16,10 +16,25 @@ def register(ipython: Any) -> None:
 
         with record(line.strip() or None) as recorded:
             # Shows the traceback of an error.
-            ipython.run_cell(cell)
+            result = ipython.run_cell(cell)
         if recorded.used_gpu:
             display(recorded.explanation)
         else:
             print("The cell used no memory of a GPU.")
+        if not result.success:
+            hide_traceback(ipython, result.error_before_exec or result.error_in_exec)
+            result.raise_error()
 
     ipython.register_magic_function(gpu_memory, "cell", "gpu_memory")
+
+
+def hide_traceback(ipython: Any, error: BaseException) -> None:
+    """Does not show the next traceback if it is that of an error which has been shown."""
+    show = ipython._showtraceback
+
+    def show_others(kind: Any, value: Any, lines: Any) -> None:
+        del ipython._showtraceback
+        if value is not error:
+            show(kind, value, lines)
+
+    ipython._showtraceback = show_others

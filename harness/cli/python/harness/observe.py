@@ -14,7 +14,6 @@ The observer never fails the program: if it cannot work, it prints the reason on
 """
 import contextlib
 import fcntl
-import gc
 import importlib.abc
 import io
 import os
@@ -29,6 +28,10 @@ import time
 from _thread import allocate_lock, get_ident, start_new_thread
 from io import open
 from os import makedirs, remove, replace
+
+from _gpu_oom_harness import snapshot
+
+reason = snapshot.reason
 
 # The variables of launchers and schedulers, most specific first.
 JOBS = ("TORCHELASTIC_RUN_ID", "SLURM_JOB_ID", "RAY_JOB_ID", "JOB_NAME", "HOSTNAME")
@@ -179,54 +182,11 @@ def lock(descriptor):
 
 
 def dump(torch, path):
-    """Writes a snapshot with the addresses of the program's parameters, gradients and optimizer state, from which `harness explain` takes categories, and
-    with the statistics of pinned host memory. Returns a list of problems."""
-    problems = []
-    snapshot = torch.cuda.memory._snapshot()
-    try:
-        snapshot["harness_tensors"] = tensors(torch)
-    except Exception as error:
-        problems.append(f"the snapshot does not name the program's tensors: {reason(error)}")
-    try:
-        host = getattr(torch.cuda, "host_memory_stats", dict)()
-        if host.get("num_host_alloc"):
-            snapshot["harness_host_memory"] = {"torch": str(torch.__version__), **host}
-    except Exception as error:
-        problems.append(f"the snapshot lacks pinned host memory: {reason(error)}")
+    """Writes a snapshot, and returns a list of problems."""
+    taken, problems = snapshot.take(torch)
     with open(path, "wb") as file:
-        pickle.dump(snapshot, file)
+        pickle.dump(taken, file)
     return problems
-
-
-def tensors(torch):
-    """Returns the addresses of the program's tensors. Runs no code of the program: neither `isinstance`, nor properties of its classes."""
-    found = {"parameters": set(), "gradients": set(), "optimizer_state": set()}
-    base = torch._C.TensorBase
-
-    def add(category, tensor):
-        if issubclass(type(tensor), base) and base.is_cuda.__get__(tensor):
-            try:
-                found[category].add(base.untyped_storage(tensor).data_ptr())
-            except Exception:
-                # A tensor without memory.
-                return
-
-    with torch._C.DisableTorchFunctionSubclass():
-        for item in gc.get_objects():
-            if issubclass(type(item), torch.nn.Module):
-                attributes = object.__getattribute__(item, "__dict__")
-                for kind in ("_parameters", "_buffers"):
-                    for tensor in list((attributes.get(kind) or {}).values()):
-                        add("parameters", tensor)
-                        # PyTorch warns if a program asks for other gradients.
-                        if issubclass(type(tensor), base) and base.is_leaf.__get__(tensor):
-                            add("gradients", base.grad.__get__(tensor))
-            elif issubclass(type(item), torch.optim.Optimizer):
-                states = object.__getattribute__(item, "__dict__").get("state") or {}
-                for state in list(states.values()):
-                    for tensor in list(state.values()) if issubclass(type(state), dict) else ():
-                        add("optimizer_state", tensor)
-    return {category: sorted(addresses) for category, addresses in found.items()}
 
 
 def first(names, otherwise):
@@ -244,13 +204,6 @@ def number(name, otherwise):
         return value
     say(f"{name} is `{text[:40]}`, but must be a whole number from 1: using {otherwise}")
     return otherwise
-
-
-def reason(error):
-    try:
-        return str(error) or type(error).__name__
-    except Exception:
-        return type(error).__name__
 
 
 def say(message):

@@ -201,19 +201,24 @@ fn python_explains_a_snapshot_as_the_program_does() {
     let folder = TempDir::new().unwrap();
     harness(folder.path(), "", &["demo"]);
     let code = "
-import json, sys
+import html, json, sys
 import harness
 found = harness.explain('harness-demo/oom.pickle.gz')
 table = found._repr_html_()
 assert 'extract_features.py:13 forward' in table and '<script' not in table
 assert found.page('page.html').exists()
 assert str(found).startswith('harness-demo/oom.pickle.gz: out of memory')
-try:
-    harness.explain('missing.pickle')
-except harness.HarnessError as error:
-    assert 'missing.pickle' in str(error)
-else:
-    sys.exit('no error')
+for given in [dict(at='peak'), dict(at=3), dict(memory='80GiB')]:
+    other = harness.explain('harness-demo/oom.pickle.gz', **given)
+    assert other.headline != found.headline, given
+    assert other.headline in html.unescape(other.page('page.html').read_text()), given
+for path, reason in [('-x.pickle', 'there is no such file'), ('harness-demo', 'is a folder')]:
+    try:
+        harness.explain(path)
+    except harness.HarnessError as error:
+        assert path in str(error) and reason in str(error), error
+    else:
+        sys.exit('no error')
 sums = sum(cause.bytes for cause in found.causes)
 print(json.dumps([found.requested, found.allocated, found.device_total, sums, found.headline]))
 ";

@@ -94,7 +94,7 @@ def _dump_snapshot(torch, path):
     import pickle
 
     snapshot = torch.cuda.memory._snapshot()
-    if hasattr(torch, "_harness_not_computed"):
+    if hasattr(torch, "_harness_remove_own_frames"):
         _remove_own_frames(snapshot)
     try:
         host = _host_statistics(torch)
@@ -708,6 +708,8 @@ def _record_history(module):
             except Exception:
                 pass  # Only the native allocator has a history.
             return
+        # `harness.record` then leaves the history on.
+        torch._harness_records = True
         # Only the call stacks of allocations: with those of frees, torch 2.11 breaks checkpointing that stops early.
         torch.cuda.memory._record_memory_history(context="alloc", stacks="python", max_entries=_MOST_EVENTS)
 
@@ -804,6 +806,8 @@ def _compute_values(torch):
     _own_module("random_numbers")
     _own_module("torch_kernel")
     torch._harness_not_computed = _own_module("cpu_values").begin(_core())
+    # `harness.snapshot` calls it too.
+    torch._harness_remove_own_frames = _remove_own_frames
 
 
 def _compute_small_values():

@@ -251,20 +251,20 @@ struct Arguments {
 }
 
 impl Arguments {
-    fn new(count: usize) -> Self {
-        let mut new = Self {
+    const fn new() -> Self {
+        Self {
             values: [const { MaybeUninit::uninit() }; MOST_ARGUMENTS],
-            count,
+            count: 0,
             lists: Vec::new(),
             tensors: Vec::new(),
             others: Vec::new(),
-        };
-        new.values[..count].fill(MaybeUninit::new(Value::new(NONE, 0)));
-        new
+        }
     }
 
-    /// Adds tensors and lists of tensors.
+    /// Adds tensors and lists of tensors. Others are none until they are added.
     fn add_tensors(&mut self, known: &Known, types: &Types, call: &Call) {
+        self.count = types.arguments.len();
+        self.values[..self.count].fill(MaybeUninit::new(Value::new(NONE, 0)));
         if types.lists > 0 {
             self.reserve(types, call);
         }
@@ -429,7 +429,7 @@ unsafe extern "C-unwind" fn enter(index: u32, call: &mut Call) -> bool {
         .get()
         .expect("the layouts are known before an entry exists");
     call.function = types.function;
-    let mut arguments = Arguments::new(types.arguments.len());
+    let mut arguments = Arguments::new();
     arguments.add_tensors(known, types, call);
     let Some(operation) = operation else {
         arguments.add_others(known, types, call);

@@ -74,6 +74,9 @@ def recorded():
         torch.empty(10 << 20, dtype=torch.uint8, device="cuda")
     return recorded
 
+with harness.record() as idle:
+    pass
+assert not idle.used_gpu
 found = recorded().explanation
 assert found.page("page.html").exists()
 try:
@@ -151,7 +154,7 @@ def test_a_block_within_another_recording_has_its_own_peak_and_errors(tmp_path, 
     exec_program(tmp_path, PERIODS, HARNESS_OBSERVE=observed, HARNESS_OBSERVE_DIR="observed")
 
 
-def test_a_missing_folder_is_found_first_and_a_vanished_one_keeps_the_error_of_the_block(tmp_path):
+def test_a_missing_folder_is_found_first_and_a_vanished_one_keeps_the_error_of_its_block(tmp_path):
     exec_program(tmp_path, PATHS)
 
 
@@ -195,7 +198,7 @@ def test_a_cell_shows_where_its_memory_was(tmp_path):
     assert ended.returncode == 0, ended.stderr
     done = nbformat.read(tmp_path / "cells.ipynb", as_version=4)
     peak, failed, last = (cell.outputs for cell in done.cells[1:])
-    assert "100.00 MiB" in peak[-1].data["text/html"], peak
+    assert "100.00 MiB" in peak[-1].data["text/html"] and "100 MiB are allocated" in peak[-1].data["text/plain"], peak
     assert failed[0].output_type == "error" and failed[0].ename == "OutOfMemoryError", failed
     assert [output.output_type for output in failed].count("error") == 1 and failed[0].traceback, failed
     assert "Out of memory.</b>" in failed[-1].data["text/html"], failed

@@ -116,6 +116,10 @@ class Explanation:
     def __str__(self) -> str:
         return self.text
 
+    def _repr_pretty_(self, printer: Any, _: bool) -> None:
+        """How IPython shows it in a terminal."""
+        printer.text(self.text)
+
     def _repr_html_(self) -> str:
         kind = "Out of memory" if self.is_out_of_memory else "No request failed"
         parts = [f"<p><b>{kind}.</b> {html.escape(self.headline)}</p>"]

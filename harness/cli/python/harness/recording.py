@@ -55,7 +55,8 @@ class Recording:
         traces = [trace[_first(trace, *before) :] for trace, before in zip(snapshot["device_traces"], self._before)]
         with open(self.snapshot, "wb") as file:
             pickle.dump({**snapshot, "device_traces": traces}, file)
-        self.used_gpu = bool(snapshot["segments"]) or any(traces)
+        # PyTorch notes each snapshot as an event.
+        self.used_gpu = bool(snapshot["segments"]) or any(event["action"] != "snapshot" for trace in traces for event in trace)
 
     def _end(self, torch: Any) -> None:
         try:

@@ -18,10 +18,14 @@ pub struct LineNote {
     pub message: String,
 }
 
-/// Renders workflow commands of GitHub, one per line: at most [`github::ANNOTATIONS`].
+/// Renders workflow commands of GitHub, one per line: at most [`github::ANNOTATIONS`]. The last one
+/// gives the number of omitted ones.
 pub fn github(notes: &[LineNote]) -> Vec<String> {
     let note = |note: &LineNote| github::of_line("warning", &note.path, note.line, &note.message);
-    notes.iter().take(github::ANNOTATIONS).map(note).collect()
+    github::limited(
+        notes.iter().map(note).collect(),
+        "`--code-quality` and `--sarif` write all of them.",
+    )
 }
 
 /// Renders GitLab's code quality report.
@@ -110,7 +114,9 @@ mod tests {
             github(&notes(1)),
             ["::warning file=src/a b.py,line=1,title=GPU memory::5 %25 more: 2 MiB"]
         );
-        assert_eq!(github(&notes(11)).len(), 10);
+        let many = github(&notes(11));
+        assert_eq!(many.len(), 10);
+        assert!(many[9].starts_with("::notice title=2 more::"));
     }
 
     #[test]

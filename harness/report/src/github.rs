@@ -69,23 +69,18 @@ fn open_fence(text: &str) -> Option<String> {
 /// Renders at most [`ANNOTATIONS`] workflow commands: `error`, `warning` or `notice`, each with a
 /// title and a message. The last one gives the number of omitted ones.
 pub(super) fn annotations(messages: &[(&str, String, String)]) -> Vec<String> {
-    let shown = if messages.len() > ANNOTATIONS {
-        ANNOTATIONS - 1
-    } else {
-        messages.len()
-    };
-    let more = messages.len() - shown;
-    let mut commands: Vec<String> = messages
+    let commands = messages
         .iter()
-        .take(shown)
-        .map(|(level, title, message)| command(level, title, message))
-        .collect();
-    if more > 0 {
-        commands.push(command(
-            "notice",
-            &format!("{more} more"),
-            "The report has all of them.",
-        ));
+        .map(|(level, title, message)| command(level, title, message));
+    limited(commands.collect(), "The report has all of them.")
+}
+
+/// Keeps at most [`ANNOTATIONS`] workflow commands. The last one gives the number of omitted ones,
+/// and says what has all.
+pub(super) fn limited(mut commands: Vec<String>, all: &str) -> Vec<String> {
+    if commands.len() > ANNOTATIONS {
+        let more = commands.split_off(ANNOTATIONS - 1).len();
+        commands.push(command("notice", &format!("{more} more"), all));
     }
     commands
 }

@@ -34,28 +34,31 @@ pub(super) struct Annotations {
 
 /// A line that allocates more than before.
 pub(super) struct LineGrowth {
-    /// Relative to the current folder, or to the folder of Python packages.
+    /// Relative to the current folder or to the folder of Python packages, or absolute.
     pub(super) file: String,
     pub(super) line: u32,
     pub(super) message: String,
 }
 
 impl Annotations {
-    /// Writes notes on lines of files below the current folder.
+    /// Writes notes on lines of files in the repository.
     pub(super) fn write(&self, grown: &[LineGrowth]) -> Result<(), CliError> {
-        let prefix = prefix();
-        let note = |growth: &LineGrowth| LineNote {
-            path: prefix.join(&growth.file).to_string_lossy().into_owned(),
-            line: growth.line,
-            message: growth.message.clone(),
-        };
+        let here = env::current_dir().unwrap_or_default();
+        let root = root(&here);
         // Other files belong to packages.
-        let is_own = |growth: &&LineGrowth| {
-            let file = Path::new(&growth.file);
-            file.is_relative() && file.is_file()
+        let note = |growth: &LineGrowth| {
+            let file = fs::canonicalize(here.join(&growth.file)).ok()?;
+            Some(LineNote {
+                path: file
+                    .strip_prefix(&root)
+                    .ok()?
+                    .to_string_lossy()
+                    .into_owned(),
+                line: growth.line,
+                message: growth.message.clone(),
+            })
         };
-        let own = grown.iter().filter(is_own);
-        let notes: Vec<LineNote> = own.map(note).collect();
+        let notes: Vec<LineNote> = grown.iter().filter_map(note).collect();
         if let Some(path) = &self.code_quality {
             let report = annotations::code_quality(&notes);
             terminal::save(path, format!("{report:#}\n"))?;
@@ -73,11 +76,13 @@ impl Annotations {
     }
 }
 
-/// The current folder, relative to the root of the repository.
-fn prefix() -> PathBuf {
-    let here = env::current_dir().unwrap_or_default();
+/// The root of the repository that has this folder, or the folder.
+fn root(here: &Path) -> PathBuf {
     let root = |name: &&str| fs::canonicalize(env::var_os(name)?).ok();
-    let root = ROOTS.iter().find_map(root);
-    root.and_then(|root| Some(here.strip_prefix(root).ok()?.to_owned()))
-        .unwrap_or_default()
+    let here = fs::canonicalize(here).unwrap_or_else(|_| here.to_owned());
+    ROOTS
+        .iter()
+        .filter_map(root)
+        .find(|root| here.starts_with(root))
+        .unwrap_or(here)
 }

@@ -379,9 +379,11 @@ fn change(moment: &str, old: u64, new: u64) -> String {
 /// Lines of a function, with their bytes.
 type Lines<'a> = Vec<(&'a Place, u64)>;
 
+/// A line before and after a change. One of them is `None` if the line was added or removed.
+type Pair<'a> = (Option<(&'a Place, u64)>, Option<(&'a Place, u64)>);
+
 /// Returns the call sites whose bytes differ, with the old and new bytes. The lines of a function
-/// move when code above them changes, so lines are matched by their order in the function where
-/// their bytes agree.
+/// move when code above them changes, so they are matched by their order in the function.
 fn changed_sites(old: &BTreeMap<Place, u64>, new: &BTreeMap<Place, u64>) -> Vec<(Place, u64, u64)> {
     let mut functions: BTreeMap<(&str, &str), [Lines<'_>; 2]> = BTreeMap::new();
     for (side, places) in [old, new].into_iter().enumerate() {
@@ -390,38 +392,58 @@ fn changed_sites(old: &BTreeMap<Place, u64>, new: &BTreeMap<Place, u64>) -> Vec<
                 .push((place, *bytes));
         }
     }
-    let mut changed = Vec::new();
-    for [old, new] in functions.into_values() {
-        let equal = |(a, b): &(&(&Place, u64), &(&Place, u64))| a.1 == b.1;
-        let first = old.iter().zip(&new).take_while(equal).count();
-        let last = old[first..]
-            .iter()
-            .rev()
-            .zip(new[first..].iter().rev())
-            .take_while(equal)
-            .count();
-        let (old, new) = (&old[first..old.len() - last], &new[first..new.len() - last]);
-        if old.len() == new.len() {
-            changed.extend(
-                old.iter()
-                    .zip(new)
-                    .map(|(old, new)| (new.0.clone(), old.1, new.1)),
-            );
-            continue;
-        }
-        let mut lines: BTreeMap<&Place, [u64; 2]> = BTreeMap::new();
-        old.iter()
-            .for_each(|(place, bytes)| lines.entry(place).or_default()[0] = *bytes);
-        new.iter()
-            .for_each(|(place, bytes)| lines.entry(place).or_default()[1] = *bytes);
-        changed.extend(
-            lines
-                .into_iter()
-                .map(|(place, [old, new])| (place.clone(), old, new)),
-        );
+    let bytes = |line: Option<(&Place, u64)>| line.map_or(0, |(_, bytes)| bytes);
+    functions
+        .values()
+        .flat_map(|[old, new]| pairs(old, new))
+        .filter(|(old, new)| bytes(*old) != bytes(*new))
+        .filter_map(|(old, new)| Some((new.or(old)?.0.clone(), bytes(old), bytes(new))))
+        .collect()
+}
+
+/// Pairs the lines of a function. If all lines moved equally far, the code has its old shape, so
+/// each line has its counterpart. Otherwise, most pairs have equal bytes; of such pairings, one
+/// with the most pairs counts, and then with the most lines that did not move.
+fn pairs<'a>(old: &[(&'a Place, u64)], new: &[(&'a Place, u64)]) -> Vec<Pair<'a>> {
+    let moved = |(old, new): (&(&Place, u64), &(&Place, u64))| old.0.line.wrapping_sub(new.0.line);
+    let mut distances = old.iter().zip(new).map(moved);
+    let first = distances.next();
+    if old.len() == new.len() && distances.all(|distance| Some(distance) == first) {
+        let both = old.iter().zip(new);
+        return both.map(|(old, new)| (Some(*old), Some(*new))).collect();
     }
-    changed.retain(|(_, old, new)| old != new);
-    changed
+    let score = |old: &(&Place, u64), new: &(&Place, u64)| {
+        [old.1 == new.1, true, old.0.line == new.0.line].map(u32::from)
+    };
+    // The best score of the lines from here to the end.
+    let mut best = vec![vec![[0; 3]; new.len() + 1]; old.len() + 1];
+    let paired = |best: &[Vec<[u32; 3]>], at: usize, to: usize| {
+        let (here, rest) = (score(&old[at], &new[to]), best[at + 1][to + 1]);
+        [0, 1, 2].map(|part| here[part] + rest[part])
+    };
+    for at in (0..old.len()).rev() {
+        for to in (0..new.len()).rev() {
+            let unpaired = best[at + 1][to].max(best[at][to + 1]);
+            best[at][to] = unpaired.max(paired(&best, at, to));
+        }
+    }
+    let (mut at, mut to, mut pairs) = (0, 0, Vec::new());
+    while at < old.len() && to < new.len() {
+        let score = best[at][to];
+        if score == paired(&best, at, to) {
+            pairs.push((Some(old[at]), Some(new[to])));
+            (at, to) = (at + 1, to + 1);
+        } else if score == best[at + 1][to] {
+            pairs.push((Some(old[at]), None));
+            at += 1;
+        } else {
+            pairs.push((None, Some(new[to])));
+            to += 1;
+        }
+    }
+    pairs.extend(old[at..].iter().map(|line| (Some(*line), None)));
+    pairs.extend(new[to..].iter().map(|line| (None, Some(*line))));
+    pairs
 }
 
 /// Returns the settings that figures depend on. `machine` are those of the simulated GPUs.
@@ -542,12 +564,14 @@ impl Baseline {
 
     /// The lines that allocate more, with a sentence. A line of several processes is there once.
     fn grown(&self, new: &Self) -> Vec<LineGrowth> {
-        let both = self
+        let none = Figures::default();
+        let changed = |(name, new): (&String, &Figures)| {
+            self.processes.get(name).unwrap_or(&none).changed_sites(new)
+        };
+        let mut sites: Vec<(Place, u64, u64)> = new
             .processes
             .iter()
-            .filter_map(|(name, old)| Some(old.changed_sites(new.processes.get(name)?)));
-        let mut sites: Vec<(Place, u64, u64)> = both
-            .flatten()
+            .flat_map(changed)
             .filter(|(place, old, new)| new > old && place.is_line())
             .collect();
         sites.sort_by_key(|(_, old, new)| Reverse(new - old));
@@ -613,6 +637,22 @@ impl<'a> Comparison<'a> {
         annotations: &Annotations,
         repeat: impl FnOnce() -> Result<(EndedProgram, Record), Failures>,
     ) -> Result<Vec<String>, Failures> {
+        let mut grown = Vec::new();
+        let differences = self.compare(record, run, &mut grown, repeat)?;
+        // Files of an earlier run are out of date also if this run shows nothing.
+        annotations.write(&grown)?;
+        Ok(differences)
+    }
+
+    /// Like [`Self::check`]. `grown` gets the lines that allocate more, unless the program is
+    /// random.
+    fn compare(
+        self,
+        record: &Record,
+        run: &Path,
+        grown: &mut Vec<LineGrowth>,
+        repeat: impl FnOnce() -> Result<(EndedProgram, Record), Failures>,
+    ) -> Result<Vec<String>, Failures> {
         let file = self.path.display();
         if let Some(unreported) = record.processes.iter().find_map(Process::unreported) {
             terminal::message(format_args!(
@@ -626,9 +666,6 @@ impl<'a> Comparison<'a> {
             return Ok(vec![unreported]);
         }
         let new = Observed::read(record, run, &self.settings)?;
-        if let Some(old) = &self.old {
-            annotations.write(&old.grown(&new.baseline))?;
-        }
         let differences = self.old.as_ref().map(|old| old.differences(&new.baseline));
         if differences.as_ref().is_some_and(Vec::is_empty) {
             terminal::message(format_args!("baseline: no difference from {file}"));
@@ -656,6 +693,9 @@ impl<'a> Comparison<'a> {
             terminal::message(format_args!("baseline: {file}"));
             return Ok(Vec::new());
         };
+        if let Some(old) = self.old.filter(|_| random.is_none()) {
+            *grown = old.grown(&new.baseline);
+        }
         let cause = random.unwrap_or_else(|| {
             "a second run has the same figures; `--update` accepts them".to_owned()
         });

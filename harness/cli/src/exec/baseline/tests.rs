@@ -88,6 +88,50 @@ fn the_line_that_changed_is_named_also_if_lines_moved() {
 }
 
 #[test]
+fn a_new_line_above_and_one_below_leave_the_lines_between_without_a_difference() {
+    let old = [("a.py:3 f", 10), ("a.py:4 f", 20), ("a.py:5 f", 30)];
+    let new = [
+        ("a.py:3 f", 4),
+        ("a.py:5 f", 10),
+        ("a.py:6 f", 20),
+        ("a.py:7 f", 30),
+        ("a.py:8 f", 5),
+    ];
+    let [first, last] = [("a.py:3 f", 0, 4), ("a.py:8 f", 0, 5)]
+        .map(|(place, old, new)| (place.to_owned(), old, new));
+    assert_eq!(changed(&old, &new), [first, last]);
+    // A line that went and another one that came.
+    let other = [("a.py:3 f", 20), ("a.py:5 f", 30), ("a.py:6 f", 40)];
+    assert_eq!(
+        changed(&old, &other),
+        [
+            ("a.py:3 f".to_owned(), 10, 0),
+            ("a.py:6 f".to_owned(), 0, 40)
+        ]
+    );
+}
+
+#[test]
+fn lines_that_all_doubled_are_compared_each_with_itself() {
+    let old = [("a.py:3 f", 10), ("a.py:4 f", 20), ("a.py:5 f", 40)];
+    let new = [("a.py:4 f", 20), ("a.py:5 f", 40), ("a.py:6 f", 80)];
+    let bytes: Vec<_> = changed(&old, &new)
+        .into_iter()
+        .map(|(_, old, new)| (old, new))
+        .collect();
+    assert_eq!(bytes, [(10, 20), (20, 40), (40, 80)]);
+}
+
+#[test]
+fn the_lines_of_a_new_process_grew() {
+    let (old, mut new) = (baseline(&[]), baseline(&[]));
+    let child = baseline(&[("b.py:2", 7)]).processes["process 1"].clone();
+    new.processes.insert("process 2".to_owned(), child);
+    let grown = old.grown(&new);
+    assert_eq!((grown[0].file.as_str(), grown[0].line), ("b.py", 2));
+}
+
+#[test]
 fn differences_name_figures_sites_and_processes() {
     let (old, new) = (
         baseline(&[("a.py:3 f", 64 << 20), ("after a.py:3 f", 512)]),

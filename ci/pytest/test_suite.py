@@ -3,8 +3,7 @@ import json
 import threading
 
 import pytest
-
-from harness.suite import Shared
+from _gpu_oom_harness import suite
 
 pytest_plugins = "pytester"
 
@@ -56,7 +55,7 @@ def test_a_measured_suite_has_a_row_for_each_test(pytester):
     pytester.makepyfile(test_memory=TESTS)
     result = pytester.runpytest_subprocess(*OPTIONS, "--gpu-memory", "--gpu-memory-options=--memory 2GiB")
     result.stdout.fnmatch_lines_random([
-        "GPU memory of 10 tests, from gpu-memory.json:",
+        "GPU memory of 10 tests, in gpu-memory.json:",
         "*294.00 MiB  200.00 MiB  test_memory.py::test_of_cycles",
         "30.00 MiB stay in use after test_memory.py::test_that_leaves_memory",
         "2 tests used no GPU.",
@@ -77,43 +76,153 @@ def test_a_measured_suite_has_a_row_for_each_test(pytester):
 def test_a_test_that_ends_the_process_loses_no_other(pytester):
     pytester.makepyfile("import os\n" + "\n".join(f"def test_{name}(): {body}" for name, body in (("a", "pass"), ("b", "os._exit(0)"), ("c", "pass"))))
     result = pytester.runpytest_subprocess(*OPTIONS, "--gpu-memory")
-    result.stdout.fnmatch_lines_random(["GPU memory of 3 tests, from gpu-memory.json:", "1 test ended the process: the memory is unknown."])
+    result.stdout.fnmatch_lines_random(["GPU memory of 3 tests, in gpu-memory.json:", "1 test ended the process: the memory is unknown."])
     assert result.ret == pytest.ExitCode.TESTS_FAILED
 
 
-def test_tests_in_processes_of_xdist_are_measured_too(pytester):
-    pytester.makepyfile(test_memory=TESTS)
-    pytester.runpytest_subprocess(*OPTIONS, "--gpu-memory", "-n2").stdout.fnmatch_lines_random(["GPU memory of 10 tests, from gpu-memory.json:"])
+def test_a_worker_of_xdist_measures_its_own_tests(pytester):
+    """Each test waits for the other one to run beside it."""
+    test = """
+    import pathlib, time
+    def test_{}():
+        import torch
+        pathlib.Path(r"{folder}", "{}").touch()
+        while not pathlib.Path(r"{folder}", "{}").exists():
+            time.sleep(0.01)
+        {}
+        pathlib.Path(r"{folder}", "end of {}").touch()
+        while not pathlib.Path(r"{folder}", "end of {}").exists():
+            time.sleep(0.01)
+    """
+    notes = pytester.mkdir("notes")
+    use = "torch.zeros(100 << 20, dtype=torch.uint8, device='cuda')"
+    pytester.makepyfile(test_a=test.format("a", "a", "b", "pass", "a", "b", folder=notes), test_b=test.format("b", "b", "a", use, "b", "a", folder=notes))
+    assert pytester.runpytest_subprocess(*OPTIONS, "--gpu-memory", "-n2").ret == 0
+    rows = json.loads((pytester.path / "gpu-memory.json").read_text())["tests"]
+    assert [(row["peak"], row["uses_gpu"]) for row in rows.values()] == [(0, False), (100 * MIB, True)]
 
 
-# Each test notes how many others run.
+SERVER = """
+import multiprocessing, pytest
+
+def serve(requests):
+    import torch
+    held = []
+    for size in iter(requests.recv, None):
+        held.append(torch.zeros(size << 20, dtype=torch.uint8, device="cuda"))
+        requests.send(True)
+
+@pytest.fixture(scope="module")
+def server():
+    context = multiprocessing.get_context("spawn")
+    ours, its = context.Pipe()
+    process = context.Process(target=serve, args=(its,))
+    process.start()
+    yield ours
+    ours.send(None)
+    process.join()
+
+def grow(server, size):
+    server.send(size)
+    assert server.recv()
+
+def test_starts(server):
+    grow(server, 20)
+
+def test_grows(server):
+    grow(server, 300)
+"""
+
+
+def test_memory_of_a_process_that_an_earlier_test_has_started_counts(pytester):
+    pytester.makepyfile(test_server=SERVER)
+    assert pytester.runpytest_subprocess(*OPTIONS, "--gpu-memory").ret == 0
+    rows = json.loads((pytester.path / "gpu-memory.json").read_text())["tests"]
+    assert {name.rpartition("::")[2]: (row["peak"], row["uses_gpu"]) for name, row in rows.items()} == {
+        "test_starts": (20 * MIB, True), "test_grows": (320 * MIB, True),
+    }
+
+
+def test_tests_that_do_not_run_keep_their_rows(pytester):
+    pytester.makepyfile("def test_one(): pass\ndef test_two(): pass")
+    for arguments, count in ((["-k", "one"], 1), (["-k", "two"], 2), (["-k", "two", "--gpu-memory-options=--memory 1GiB"], 1)):
+        pytester.runpytest_subprocess(*OPTIONS, "--gpu-memory", *arguments).stdout.fnmatch_lines_random(["GPU memory of 1 test, *"])
+        assert len(json.loads((pytester.path / "gpu-memory.json").read_text())["tests"]) == count
+
+
+def test_the_file_of_a_repository_chooses_the_values(pytester):
+    (pytester.path / ".harness.yml").write_text("values: cpu\n")
+    pytester.makepyfile("import torch\ndef test_sums(): assert torch.ones(1 << 20, device='cuda').sum().item() == 1 << 20")
+    pytester.runpytest_subprocess(*OPTIONS, "--gpu-memory").assert_outcomes(passed=1)
+
+
+# A test keeps its memory until another one runs beside it, or after a while.
 SHARING = """
 import os, pathlib, pytest, time, torch
 
 @pytest.mark.parametrize("number", range(6))
-def test_beside_others(number, tmp_path_factory):
+def test_beside_others(number):
     folder = pathlib.Path(os.environ["NOTES"])
     held = torch.zeros(300 << 20, dtype=torch.uint8, device="cuda")
     note = folder / f"runs-{number}"
     note.touch()
-    (folder / f"count-{number}").write_text(str(len(list(folder.glob("runs-*")))))
+    most, begun = 0, time.monotonic()
+    while time.monotonic() < begun + float(os.environ["SECONDS_BESIDE"]):
+        most = max(most, len(list(folder.glob("runs-*"))))
+        time.sleep(0.01)
+    (folder / f"most-{number}").write_text(str(most))
     note.unlink()
 """
 
 
-def test_tests_wait_until_the_memory_is_enough_for_all_that_run(pytester, monkeypatch):
+@pytest.mark.parametrize("workers", ["3", "auto"])
+def test_tests_wait_until_the_memory_is_enough_for_all_that_run(pytester, monkeypatch, workers):
+    """Of three workers, two can have 200 MiB for a context and 300 MiB for a test; the third holds its context at most."""
     monkeypatch.setenv("NOTES", str(pytester.mkdir("notes")))
+    monkeypatch.setenv("SECONDS_BESIDE", "0")
     pytester.makepyfile(SHARING)
     pytester.runpytest_subprocess(*OPTIONS, "--gpu-memory").assert_outcomes(passed=6)
-    sharing = "-n3", "--gpu-memory-limit=700MiB", "--gpu-memory-context=0B"
-    pytester.run("harness", "exec", "--memory=700MiB", "--", "python", "-m", "pytest", *OPTIONS, *sharing).assert_outcomes(passed=6)
-    assert max(int(file.read_text()) for file in (pytester.path / "notes").glob("count-*")) <= 2
+    monkeypatch.setenv("SECONDS_BESIDE", "1")
+    sharing = f"-n{workers}", "--gpu-memory-limit=1200MiB", "--gpu-memory-context=200MiB"
+    on_a_gpu = "harness", "exec", "--memory=1200MiB", "--context-overhead=200MiB"
+    pytester.run(*on_a_gpu, "--", "python", "-m", "pytest", *OPTIONS, *sharing).assert_outcomes(passed=6)
+    assert max(int(file.read_text()) for file in (pytester.path / "notes").glob("most-*")) <= 2
+
+
+def test_the_number_of_workers_leaves_memory_for_the_largest_test(pytester):
+    pytester.makepyfile("def test_a(): pass")
+    row = {"outcome": "passed", "seconds": 1, "start": 0, "peak": 700 * MIB, "uses_gpu": True, "reads": 0, "leaves": 0}
+    for peak, workers in ((700, 1), (0, 1), (100, 1)):
+        tests = {"test_a": {**row, "peak": peak * MIB}}
+        (pytester.path / "gpu-memory.json").write_text(json.dumps({"version": 1, "options": "", "tests": tests}))
+        result = pytester.runpytest_subprocess(*OPTIONS, "-nauto", "--gpu-memory-limit=1600MiB")
+        result.stdout.fnmatch_lines_random([f"*{workers}/{workers} worker*"])
+        assert result.ret == 0
+
+
+def test_a_worker_that_ends_in_a_test_gives_its_memory_back(pytester):
+    pytester.makepyfile("import os\ndef test_a(): pass\ndef test_b(): os._exit(1)\ndef test_c(): pass\ndef test_d(): pass")
+    row = {"outcome": "passed", "seconds": 1, "start": 0, "peak": 900 * MIB, "uses_gpu": True, "reads": 0, "leaves": 0}
+    name = "test_a_worker_that_ends_in_a_test_gives_its_memory_back.py::test_"
+    tests = {name + letter: row for letter in "abcd"}
+    (pytester.path / "gpu-memory.json").write_text(json.dumps({"version": 1, "options": "", "tests": tests}))
+    result = pytester.runpytest_subprocess(*OPTIONS, "-n2", "--gpu-memory-limit=1GiB", "--gpu-memory-context=10MiB")
+    result.assert_outcomes(passed=3, failed=1)
+
+
+def test_no_context_is_reserved_twice(pytester):
+    """The second test of a process whose context exists already needs no second one."""
+    plan = suite.Plan.__new__(suite.Plan)
+    plan.limit, plan.context = 1000, 100
+    plan.tests = {"test": {"start": 0, "peak": 500}}
+    plan.needs = {"test": 500}
+    assert [plan.wanted("test", kept) for kept in (0, 100, 150)] == [600, 600, 650]
 
 
 def test_memory_goes_to_the_first_who_waits(tmp_path):
     """Three processes that live, and one that has ended."""
     path = tmp_path / "shared"
-    holds, large, small = (Shared(path, 10) for _ in range(3))
+    holds, large, small = (suite.Shared(path, 10) for _ in range(3))
     holds.pid, large.pid, small.pid = "1", str(threading.get_native_id()), "self"
     path.write_text(json.dumps({"used": {"0": 9}, "running": ["0"], "waiting": ["0"]}))
     holds.acquire(6)
@@ -132,7 +241,7 @@ def test_memory_goes_to_the_first_who_waits(tmp_path):
 
 
 def test_what_no_memory_can_hold_runs_alone(tmp_path):
-    shared = Shared(tmp_path / "shared", 10)
+    shared = suite.Shared(tmp_path / "shared", 10)
     shared.acquire(11)
     shared.release(11)
 
@@ -141,10 +250,14 @@ def test_what_no_memory_can_hold_runs_alone(tmp_path):
     (["--gpu-memory-limit=1GiB"], None, "gpu-memory.json is missing: `pytest --gpu-memory` writes it"),
     (["--gpu-memory-limit=1GiB"], "{", "gpu-memory.json cannot be read: *"),
     (["--gpu-memory-limit=1GiB"], "[]", "gpu-memory.json cannot be read: *"),
-    (["--gpu-memory-limit=1GiB"], '{"version": 2, "tests": {}}', "gpu-memory.json has version 2, not 1: *"),
-    (["--gpu-memory-limit=1 apple"], '{"version": 1, "tests": {}}', "--gpu-memory-limit='1 apple' is not a size: *"),
-    (["--gpu-memory-limit=800MiB"], '{"version": 1, "tests": {}}', "800.00 MiB is not more than --gpu-memory-context, 800.00 MiB"),
-    (["--gpu-memory-limit=1GiB", "-n2"], '{"version": 1, "tests": {}}', "1.00 GiB is too little for 2 workers, *: start at most 1, or `-n auto`"),
+    (["--gpu-memory-limit=1GiB"], '{"version": 1, "options": "", "tests": []}', "gpu-memory.json cannot be read: *"),
+    (["--gpu-memory-limit=1GiB"], '{"version": 2, "suite": {}}', "gpu-memory.json has version 2, not 1: *"),
+    (["--gpu-memory", "--gpu-memory-options=--memory 'x"], None, "--gpu-memory-options=--memory 'x: No closing quotation"),
+    (["--gpu-memory", "--gpu-memory-file=no/such/file.json"], None, "--gpu-memory-file: no/such/file.json cannot be written"),
+    (["--gpu-memory-limit=1GiB"], '{"version": 2}', "gpu-memory.json has version 2, not 1: *"),
+    (["--gpu-memory-limit=1 apple"], '{"version": 1, "options": "", "tests": {}}', "--gpu-memory-limit='1 apple' is not a size: *"),
+    (["--gpu-memory-limit=800MiB"], '{"version": 1, "options": "", "tests": {}}', "800.00 MiB is not more than --gpu-memory-context, 800.00 MiB"),
+    (["--gpu-memory-limit=1GiB", "-n2"], '{"version": 1, "options": "", "tests": {}}', "1.00 GiB is too little for 2 workers, *: start at most 1, or `-n auto`"),
 ])
 def test_bad_input_has_one_line(pytester, arguments, text, message):
     pytester.makepyfile("def test(): pass")

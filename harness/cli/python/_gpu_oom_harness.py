@@ -4,7 +4,7 @@ import os
 
 
 def __getattr__(name):
-    if name not in ("observe", "pytest_plugin", "snapshot"):
+    if name not in ("observe", "pytest_plugin", "snapshot", "suite"):
         raise AttributeError(f"there is no module `{name}`")
     path = os.path.join(os.path.dirname(__file__), "harness", f"{name}.py")
     if not os.path.exists(path):

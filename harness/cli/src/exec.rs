@@ -166,7 +166,8 @@ pub(super) struct Exec {
     /// The workspace that cuDNN requests: a path of cuDNN's own `libcudnn_graph.so.9`, which plans
     /// for the GPU (the default if the program's environment has cuDNN 9.8 or later); `estimate`, a
     /// rule (the default otherwise); a table of sizes measured on your GPU, as in `measured.tsv`,
-    /// with estimates for the rest; or `none`.
+    /// with estimates for the rest; `operands`, the size of those that are not channels-last; or
+    /// `none`.
     #[arg(long, value_name = "MODEL")]
     cudnn_workspace: Option<CudnnWorkspace>,
     /// The memory of NCCL's buffers: a table with the columns `ranks`, `collective` and

@@ -172,8 +172,17 @@ impl Explain {
             let name = self.paths.first().and_then(|path| path.file_name());
             let name = name.map(|name| name.to_string_lossy().into_owned());
             let name = name.unwrap_or_else(|| "snapshots".to_owned());
-            let stem = snapshots::stem(&name);
-            self.out = Some(PathBuf::from(format!("{stem}.html")));
+            let page = PathBuf::from(format!("{}.html", snapshots::stem(&name)));
+            if page.exists() && !std::fs::read(&page).is_ok_and(|text| html::is_page(&text)) {
+                return Err(CliError::input(
+                    format!(
+                        "{} exists, and is no page of `harness explain`",
+                        page.display()
+                    ),
+                    "name the page with `--out`",
+                ));
+            }
+            self.out = Some(page);
         }
         Ok(())
     }

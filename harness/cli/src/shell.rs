@@ -17,8 +17,8 @@ const EXAMPLES: &str = "Examples:
 
 /// Print the completion script of a shell.
 ///
-/// The Python package and `ci/install` put the scripts into `share`, where the shells find those of
-/// /usr, /usr/local and ~/.local.
+/// The Python package and `ci/install` put the scripts below `share` of the place that they install
+/// into. Of /usr and /usr/local, shells find them. Elsewhere, use the commands below.
 #[derive(Args)]
 #[command(after_help = EXAMPLES, arg_required_else_help = true)]
 pub(super) struct Completions {

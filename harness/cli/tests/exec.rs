@@ -3122,7 +3122,7 @@ fn an_unusable_baseline_is_rejected_before_the_run(world: World) {
             ":2:15: this is not a baseline: invalid type",
         ),
         (
-            Some(r#"{"settings": ["torch=2.9.0", "gpu=h100-80"], "processes": {}}"#),
+            Some(r#"{"version": 1, "settings": ["torch=2.9.0", "gpu=h100-80"], "processes": {}}"#),
             &[],
             "the baseline has torch=2.9.0; this run has torch=2.11.0",
         ),

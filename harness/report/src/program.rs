@@ -422,7 +422,7 @@ fn models(program: &ProgramReport<'_>, settings: &Settings) -> Vec<String> {
         CudnnWorkspace::Library(file) if !program.used().any(Process::has_estimates) => {
             format!("cuDNN's own library, {file}, chooses its workspaces.")
         }
-        CudnnWorkspace::Estimate | CudnnWorkspace::Library(_) => {
+        CudnnWorkspace::Operands | CudnnWorkspace::Estimate | CudnnWorkspace::Library(_) => {
             "cuDNN workspaces are estimated from the operands of a convolution.".to_owned()
         }
         CudnnWorkspace::Measured { file, .. } => {

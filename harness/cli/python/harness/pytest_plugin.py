@@ -17,9 +17,8 @@ import traceback
 from pathlib import Path
 
 import pytest
+from _gpu_oom_harness import suite
 from _pytest.config import get_config
-
-from harness import suite
 
 # Names the folder in which parent and child exchange files.
 FOLDER = "HARNESS_PYTEST_FOLDER"
@@ -55,7 +54,8 @@ def pytest_addoption(parser):
 def pytest_load_initial_conftests(early_config):
     """Runs all tests in a child process on a simulated GPU, before this process imports anything that needs a GPU."""
     options = early_config.known_args_namespace
-    if options.gpu_memory and not options.help and not options.version and suite.FOLDER not in os.environ:
+    # A child runs tests of its parent.
+    if options.gpu_memory and suite.runs_tests(options) and not {FOLDER, suite.FOLDER} & set(os.environ):
         try:
             raise SystemExit(int(suite.measure(early_config, options, harness(options), call)))
         except Invalid as error:
@@ -65,22 +65,26 @@ def pytest_load_initial_conftests(early_config):
 @pytest.hookimpl(tryfirst=True)
 def pytest_configure(config):
     config.addinivalue_line("markers", MARK)
-    try:
-        suite.configure(config, size)
-    except Invalid as error:
-        raise pytest.UsageError(str(error)) from None
     # Processes that the test starts are none of the parent's.
     folder = os.environ.pop(FOLDER, None)
     if folder:
         config.pluginmanager.register(Child(config, Path(folder)), CHILD)
+        return
+    try:
+        suite.configure(config, size)
+    except Invalid as error:
+        raise pytest.UsageError(str(error)) from None
 
 
-@pytest.hookimpl(optionalhook=True)
+@pytest.hookimpl(optionalhook=True, tryfirst=True)
 def pytest_xdist_auto_num_workers(config):
     """The number of workers of `-n auto` that share a GPU."""
     if not config.option.gpu_memory_limit:
         return None
-    return suite.Plan(config, size).workers(os.cpu_count() or 1)
+    try:
+        return suite.Plan(config, size).workers(len(os.sched_getaffinity(0)))
+    except Invalid as error:
+        raise pytest.UsageError(str(error)) from None
 
 
 class Child:

@@ -65,16 +65,30 @@ def path_of_rows(config, options):
 # A measured run
 
 
+def runs_tests(options):
+    return not any(getattr(options, name, False) for name in ("help", "version", "collectonly", "markers", "showfixtures", "show_fixtures_per_test"))
+
+
 def measure(config, options, harness, call):
     """Runs the tests in a child process on a simulated GPU, again without those that ended it, and writes what they need. Returns the exit code."""
-    with tempfile.TemporaryDirectory(prefix="harness-pytest-") as folder:
+    path = path_of_rows(config, options)
+    tests = earlier_rows(path, options.gpu_memory_options)
+    try:
         given = shlex.split(options.gpu_memory_options)
+    except ValueError as error:
+        raise pytest.UsageError(f"--gpu-memory-options={options.gpu_memory_options}: {error}") from None
+    if not is_settled(config, given):
         # With an explicit choice, no failed test makes `harness exec` repeat the suite.
-        given += [] if "HARNESS_VALUES" in os.environ or any(option.startswith("--values") for option in given) else ["--values=copies"]
-        command = [harness, "exec", "--quiet", *given, "--", sys.executable, "-m", "pytest", *map(str, config.invocation_params.args)]
-        ends = []
+        given.append("--values=copies")
+    command = [harness, "exec", "--quiet", *given, "--", sys.executable, "-m", "pytest", *map(str, config.invocation_params.args)]
+    ends = []
+    with tempfile.TemporaryDirectory(prefix="harness-pytest-") as folder:
         while True:
-            code = call(command, None, {FOLDER: folder}, config.invocation_params.dir)
+            try:
+                code = call(command, None, {FOLDER: folder}, config.invocation_params.dir)
+            except KeyboardInterrupt:
+                rows, code = [row for row in read_rows(Path(folder)) if row["outcome"] != ENDS], pytest.ExitCode.INTERRUPTED
+                break
             rows, before = read_rows(Path(folder)), len(ends)
             ends = [row for row in rows if row["outcome"] == ENDS]
             # Each run leaves out one more test, so this loop ends.
@@ -83,13 +97,48 @@ def measure(config, options, harness, call):
     if not rows:
         print(f"\nno test ran on the simulated GPU: `{shlex.join(command)}` ended with exit code {code}", file=sys.stderr)
         return code or pytest.ExitCode.NO_TESTS_COLLECTED
-    tests = {row.pop("test"): row for row in rows}
-    path = path_of_rows(config, options)
-    write(path, {"version": VERSION, "options": options.gpu_memory_options, "tests": tests})
-    print("\n" + table(tests, path))
+    measured = {row.pop("test"): row for row in rows}
+    write(path, {"version": VERSION, "options": options.gpu_memory_options, "tests": {**tests, **measured}})
+    print("\n" + table(measured, path))
     if ends and code in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED):
         return pytest.ExitCode.TESTS_FAILED
     return code
+
+
+def is_settled(config, options):
+    """Whether options, environment or a file of the repository choose the values that programs read (`harness exec --values`)."""
+    folder = config.invocation_params.dir
+    files = (above / ".harness.yml" for above in (folder, *folder.parents))
+    return bool(os.environ.get("HARNESS_VALUES")) or any(option.startswith("--values") for option in options) or any(map(Path.exists, files))
+
+
+def earlier_rows(path, options):
+    """The rows of tests that an earlier run has measured in the same way. Tests that do not run now keep theirs."""
+    if not path.parent.is_dir() or path.is_dir():
+        raise pytest.UsageError(f"--gpu-memory-file: {shown(path)} cannot be written")
+    try:
+        found = read(path)
+    except (OSError, Unreadable):
+        return {}
+    return found["tests"] if found["options"] == options else {}
+
+
+class Unreadable(Exception):
+    """Not a file of `--gpu-memory`."""
+
+
+def read(path):
+    """Reads a file of `--gpu-memory`."""
+    try:
+        data = json.loads(path.read_text())
+        version = data["version"]
+        if version == VERSION:
+            for row in data["tests"].values():
+                row["outcome"], row["seconds"] + 0, row["start"], row["peak"], row["uses_gpu"]
+            return {"options": data["options"], "tests": data["tests"]}
+    except (ValueError, LookupError, TypeError, AttributeError) as error:
+        raise Unreadable(f"cannot be read: {error!r}") from None
+    raise Unreadable(f"has version {version}, not {VERSION}")
 
 
 def write(path, data):
@@ -118,8 +167,8 @@ def table(tests, path):
     """Returns the tests that need most, and counts of the rest."""
     using = {name: row for name, row in tests.items() if row["uses_gpu"]}
     largest = sorted(using.items(), key=lambda item: (-item[1]["peak"], item[0]))
-    heads = ("fits into", "of its own")
-    lines = [f"GPU memory of {count(len(tests), 'test')}, from {shown(path)}:", "".join(f"{head:>12}" for head in heads) + "  test"]
+    lines = [f"GPU memory of {count(len(tests), 'test')}, in {shown(path)}:"]
+    lines += [f"{'fits into':>12}{'of its own':>12}  test"] if largest else []
     for name, row in largest[:ROWS]:
         lines.append(f"{size(row['peak']):>12}{size(row['peak'] - row['start']):>12}  {name}")
     if len(largest) > ROWS:
@@ -187,6 +236,7 @@ class Measured:
         # The bytes of fixtures that several tests use.
         self.fixtures = {}
         self.path = folder / f"{os.getpid()}.rows"
+        self.path.touch()
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_configure_node(self, node):
@@ -203,13 +253,14 @@ class Measured:
     def pytest_runtest_protocol(self, item):
         release_caches()
         self.append({"begins": item.nodeid})
-        before, others, of_fixtures = self.counters.read(self.run), self.others(), sum(self.fixtures.values())
-        self.counters.restart_peaks(self.run)
+        ended = self.restart()
+        before, of_fixtures = self.counters.read(self.run), sum(self.fixtures.values())
         begun, self.outcome = time.monotonic(), "passed"
         yield
         seconds = time.monotonic() - begun
         after, start = self.counters.read(self.run), used(before)
-        processes = [peak for pid, peak in self.others().items() if pid not in others]
+        # At most their sum: they may have run one after the other.
+        processes = sum(peak for pid, peak in self.others().items() if pid not in ended)
         peak = max((device.recent_peak for device in after.devices.values()), default=0) if after else 0
         for name in LAST_ERROR:
             vars(sys).pop(name, None)
@@ -219,7 +270,7 @@ class Measured:
             "outcome": self.outcome,
             "seconds": round(seconds, 3),
             "start": start,
-            "peak": peak + sum(processes),
+            "peak": peak + processes,
             # The memory of a fixture may be requested by another test.
             "uses_gpu": bool(processes) or bool(of_fixtures) and self.outcome != "skipped" or work(after) > work(before),
             "reads": after.uncomputed_reads - (before.uncomputed_reads if before else 0) if after else 0,
@@ -249,18 +300,26 @@ class Measured:
         return used(self.counters.read(self.run))
 
     def others(self):
-        """The peaks of other processes that use the GPU, by number."""
+        """The peaks of processes that tests have started and that run, or have ended, by number. Other workers measure their own tests."""
         found = {}
         for path in Path(self.run).glob("*.counters"):
-            if int(path.stem) != os.getpid():
+            if not (self.folder / f"{path.stem}.rows").exists():
                 read = self.counters.read(self.run, int(path.stem))
-                found[path.stem] = max((device.peak for device in read.devices.values()), default=0) if read else 0
+                found[path.stem] = max((device.recent_peak for device in read.devices.values()), default=0) if read else 0
         return found
+
+    def restart(self):
+        """Begins the peaks of this process, and of the processes that tests have started before. Returns the numbers of those that have ended."""
+        self.counters.restart_peaks(self.run)
+        others = self.others()
+        for pid in others:
+            self.counters.restart_peaks(self.run, int(pid))
+        return {pid for pid in others if not is_alive(pid)}
 
     def pytest_runtest_logreport(self, report):
         if report.failed:
             self.outcome = "failed"
-        elif report.skipped and self.outcome == "passed":
+        elif report.skipped and self.outcome == "passed" and not hasattr(report, "wasxfail"):
             self.outcome = "skipped"
 
     def append(self, row):
@@ -278,21 +337,19 @@ class Plan:
         path, names = path_of_rows(config, config.option), ("--gpu-memory-limit", "--gpu-memory-context")
         self.limit, self.context = (bytes_of(name, config.getoption(name)) for name in names)
         try:
-            data = json.loads(path.read_text())
-            version, self.tests = data["version"], data["tests"]
-            self.tests = {name: row for name, row in self.tests.items() if row["outcome"] != ENDS}
-            self.needs = {name: row["peak"] for name, row in self.tests.items() if row["uses_gpu"]}
-            self.seconds = {name: row["seconds"] for name, row in self.tests.items()}
+            rows = read(path)["tests"]
         except FileNotFoundError:
             raise pytest.UsageError(f"--gpu-memory-limit: {shown(path)} is missing: `pytest --gpu-memory` writes it") from None
-        except (ValueError, LookupError, TypeError) as error:
-            raise pytest.UsageError(f"--gpu-memory-limit: {shown(path)} cannot be read: {error}: write it anew with `pytest --gpu-memory`") from None
-        if version != VERSION:
-            raise pytest.UsageError(f"--gpu-memory-limit: {shown(path)} has version {version}, not {VERSION}: write it anew with `pytest --gpu-memory`")
+        except (OSError, Unreadable) as error:
+            raise pytest.UsageError(f"--gpu-memory-limit: {shown(path)} {error}: write it anew with `pytest --gpu-memory`") from None
+        self.tests = {name: row for name, row in rows.items() if row["outcome"] != ENDS}
+        self.needs = {name: row["peak"] for name, row in self.tests.items() if row["uses_gpu"]}
+        self.seconds = {name: row["seconds"] for name, row in self.tests.items()}
         if self.limit <= self.context:
             raise pytest.UsageError(f"--gpu-memory-limit: {size(self.limit)} is not more than --gpu-memory-context, {size(self.context)}")
-        workers = getattr(config.option, "numprocesses", None) or 1
-        if workers > max(1, self.most_workers()):
+        workers = getattr(config.option, "numprocesses", None)
+        # `-n auto` asks for the number later.
+        if isinstance(workers, int) and workers > max(1, self.most_workers()):
             text = f"--gpu-memory-limit: {size(self.limit)} is too little for {workers} workers, which take {size(self.context)} each besides the tests"
             raise pytest.UsageError(f"{text}: start at most {max(1, self.most_workers())}, or `-n auto`")
 
@@ -302,10 +359,15 @@ class Plan:
             return self.limit
         return self.needs[name] + self.context if name in self.needs else 0
 
+    def wanted(self, name, kept):
+        """The bytes of a process during a test, in which it has `kept` before: what it keeps may be none of what the test had when it was measured."""
+        own = self.needs.get(name, 0) - self.tests.get(name, {}).get("start", 0)
+        return max(self.need(name), kept + own if kept else 0)
+
     def most_workers(self):
         """The number of workers whose contexts leave enough memory for any test."""
         largest = max((need for need in self.needs.values() if need + self.context <= self.limit), default=0)
-        return (self.limit - largest) // self.context if self.context else sys.maxsize
+        return (self.limit - 1 - largest) // self.context if self.context else sys.maxsize
 
     def workers(self, processors):
         """The number of workers after which more save no time: they cannot work at once, or their contexts take the memory."""
@@ -324,6 +386,14 @@ class Plan:
                 yield f"{count(len(names), 'test')} {'runs' if len(names) == 1 else 'run'} alone, {text}: {names[0]}{', ...' if len(names) > 1 else ''}"
 
 
+def is_alive(pid):
+    """Whether a process runs. One that has ended exists until its parent asks for its exit code."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except OSError:
+        return False
+
+
 class Shared:
     """The memory of a GPU, which the processes of a run share. A file has what each uses, whether it runs a test, and who waits, first come, first served."""
 
@@ -336,7 +406,6 @@ class Shared:
             fcntl.flock(opened, fcntl.LOCK_EX)
             opened.seek(0)
             state = json.loads(opened.read() or '{"used": {}, "running": [], "waiting": []}')
-            is_alive = lambda pid: os.path.exists(f"/proc/{pid}")
             state["used"] = {pid: used for pid, used in state["used"].items() if is_alive(pid)}
             for key in ("running", "waiting"):
                 state[key] = [pid for pid in state[key] if is_alive(pid)]
@@ -393,14 +462,11 @@ class Sharing:
 
     @pytest.hookimpl(hookwrapper=True, tryfirst=True)
     def pytest_runtest_protocol(self, item):
-        need, kept = self.plan.need(item.nodeid), self.kept()
         # A marked test runs on a simulated GPU.
-        if not need or item.get_closest_marker("gpu_memory"):
+        if not self.plan.need(item.nodeid) or item.get_closest_marker("gpu_memory"):
             yield
             return
-        # What this process keeps may be none of what the test has created when it was measured.
-        started = self.plan.tests.get(item.nodeid, {}).get("start", 0)
-        self.shared.acquire(max(need, kept + need - started))
+        self.shared.acquire(self.plan.wanted(item.nodeid, self.kept()))
         try:
             yield
         finally:

@@ -1,6 +1,6 @@
 use std::path::Path;
 
-use clap::CommandFactory as _;
+use clap::{Command, CommandFactory as _};
 use clap_complete::aot::{self, Generator};
 
 use super::Shell;
@@ -17,9 +17,20 @@ pub(super) fn completions(shell: Shell) -> Result<Exit, Failures> {
     }
 }
 
+/// The commands without those that only harness calls: the scripts would offer them.
+fn visible() -> Command {
+    let all = Cli::command();
+    let shown = all
+        .get_subcommands()
+        .filter(|command| !command.is_hide_set());
+    Command::new(NAME)
+        .args(all.get_arguments())
+        .subcommands(shown)
+}
+
 fn print(shell: impl Generator) -> Result<Exit, Failures> {
     let mut script = Vec::new();
-    aot::generate(shell, &mut Cli::command(), NAME, &mut script);
+    aot::generate(shell, &mut visible(), NAME, &mut script);
     terminal::print_document(&String::from_utf8_lossy(&script))?;
     Ok(Exit::Passed)
 }

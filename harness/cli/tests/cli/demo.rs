@@ -101,7 +101,9 @@ fn open_gives_the_page_of_each_command_to_the_browser() {
         assert!(output.status.success(), "{arguments:?}: {output:?}");
         let page = folder.path().join(page).canonicalize().unwrap();
         // A browser that starts slowly writes its file later.
-        while !opened.exists() || fs::read(&opened).unwrap().is_empty() {
+        let begun = std::time::Instant::now();
+        while fs::read(&opened).unwrap_or_default().is_empty() {
+            assert!(begun.elapsed().as_secs() < 300, "no browser started");
             std::thread::sleep(std::time::Duration::from_millis(20));
         }
         assert_eq!(
@@ -116,7 +118,7 @@ fn open_gives_the_page_of_each_command_to_the_browser() {
 #[test]
 fn a_missing_browser_is_a_message_with_the_path_of_the_page() {
     let folder = TempDir::new().unwrap();
-    for browser in ["", "no-such-browser", "false:no-such-browser %s"] {
+    for browser in ["", "no-such-browser", "no-such-browser:another %s"] {
         let output = harness(folder.path(), browser, &["demo", "--open"]);
         assert!(output.status.success());
         let message = text(&output.stderr);
@@ -126,6 +128,28 @@ fn a_missing_browser_is_a_message_with_the_path_of_the_page() {
             "{message}"
         );
     }
+}
+
+#[test]
+fn open_replaces_no_file_of_the_user() {
+    let folder = TempDir::new().unwrap();
+    harness(folder.path(), "", &["demo"]);
+    let explain = || {
+        harness(
+            folder.path(),
+            "",
+            &["explain", "harness-demo/oom.pickle.gz", "--open"],
+        )
+    };
+    let page = folder.path().join("oom.html");
+    for _ in 0..2 {
+        assert!(explain().status.success());
+    }
+    fs::write(&page, "mine").unwrap();
+    let output = explain();
+    assert_eq!(output.status.code(), Some(2));
+    assert!(text(&output.stderr).contains("oom.html exists, and is no page of `harness explain`"));
+    assert_eq!(fs::read(&page).unwrap(), b"mine");
 }
 
 #[test]

@@ -79,6 +79,8 @@ fn bash_completes_commands_and_options() {
     };
     assert_eq!(completed(&["harness", "ex"]), "exec explain");
     assert_eq!(completed(&["harness", "exec", "--every"]), "--every-fault");
+    // Commands that only harness calls are hidden.
+    assert_eq!(completed(&["harness", "library-"]), "");
     assert_eq!(
         completed(&["harness", "explain", "--format", "ma"]),
         "markdown"

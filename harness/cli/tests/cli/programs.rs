@@ -390,7 +390,7 @@ fn advice_on_given_settings_has_the_documented_format() {
     let document: Value = serde_json::from_slice(&advised.stdout).unwrap();
     let first = &document["configurations"][0];
     let expected = serde_json::json!({
-        "faithful": true, "complete": false, "device": 0, "configurations": [{
+        "version": 1, "faithful": true, "complete": false, "device": 0, "configurations": [{
         "conf": "max_split_size_mb:128", "oom": false, "oom_event": null,
         "peak_reserved": first["peak_reserved"], "peak_allocated": 1_754_705_920,
         "num_alloc_retries": first["num_alloc_retries"], "num_ooms": 0,

@@ -25,6 +25,9 @@ use crate::text::SettingsError;
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum CudnnWorkspace {
     None,
+    /// The size of operands that are not channels-last, plus four times the filter for filter
+    /// gradients.
+    Operands,
     /// [`Convolution::estimate`].
     Estimate,
     /// cuDNN's own `libcudnn_graph.so.9` at this path; [`CudnnWorkspace::Estimate`] if it cannot be
@@ -152,6 +155,7 @@ impl CudnnWorkspace {
     pub fn of(&self, convolution: &Convolution, capability: (u32, u32)) -> Workspace {
         match self {
             Self::None => Workspace::NONE,
+            Self::Operands => Workspace::exact(convolution.operands()),
             Self::Estimate | Self::Library(_) => convolution.estimate(capability),
             Self::Measured { rows, .. } => {
                 let row = rows.iter().find(|row| row.is_of(convolution, capability));
@@ -212,6 +216,15 @@ impl Convolution {
         } else {
             0
         }
+    }
+
+    fn operands(&self) -> i64 {
+        let copies = if self.channels_last {
+            0
+        } else {
+            self.copies().iter().sum()
+        };
+        copies + self.of_gradient()
     }
 
     /// Returns the workspace by the rule of this module.
@@ -403,6 +416,7 @@ impl fmt::Display for CudnnWorkspace {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::None => "none",
+            Self::Operands => "operands",
             Self::Estimate => "estimate",
             Self::Library(file) | Self::Measured { file, .. } => file,
         })
@@ -416,6 +430,7 @@ impl FromStr for CudnnWorkspace {
     fn from_str(text: &str) -> Result<Self, SettingsError> {
         let file = match text {
             "none" => return Ok(Self::None),
+            "operands" => return Ok(Self::Operands),
             "estimate" => return Ok(Self::Estimate),
             library if library.contains(".so") => {
                 let path = Path::new(library).canonicalize();
@@ -430,8 +445,8 @@ impl FromStr for CudnnWorkspace {
         };
         if !file.contains('/') && Path::new(file).extension().is_none() {
             return Err(SettingsError(format!(
-                "`{file}` is not a model of cuDNN's workspaces: write none, estimate, a file \
-                 such as measured.tsv, or a path of libcudnn_graph.so.9"
+                "`{file}` is not a model of cuDNN's workspaces: write none, estimate, operands, a \
+                 file such as measured.tsv, or a path of libcudnn_graph.so.9"
             )));
         }
         let text = std::fs::read_to_string(file).map_err(|error| {

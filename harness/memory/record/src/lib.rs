@@ -444,7 +444,7 @@ pub struct FailedRequest {
     /// The remaining segments of this kind.
     #[serde(default, skip_serializing_if = "is_default")]
     pub pinned_unlisted: UnlistedSegments,
-    /// True if the allocator keeps free segments although the driver refuses the request.
+    /// True if the allocator keeps a free segment although the driver refuses the request.
     #[serde(default, skip_serializing_if = "is_default")]
     pub keeps_free_segments: bool,
 }

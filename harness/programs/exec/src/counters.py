@@ -36,11 +36,11 @@ def read(folder, pid=None):
     return Counters(head[_SUBMITTED], head[_UNCOMPUTED_READS], {index: device for index, device in enumerate(devices) if device.requests})
 
 
-def restart_peaks(folder):
-    """Lets the recent peaks of this process begin at what it uses."""
-    found = read(folder)
+def restart_peaks(folder, pid=None):
+    """Lets the recent peaks of a process begin at what it uses."""
+    found = read(folder, pid)
     if found:
-        with open(path(folder), "r+b", buffering=0) as file:
+        with open(path(folder, pid), "r+b", buffering=0) as file:
             for index, device in found.devices.items():
                 file.seek(_DEVICES_AT + index * _DEVICE_BYTES + _RECENT_PEAK_AT)
                 file.write(struct.pack("Q", device.used))

@@ -713,6 +713,7 @@ fn models(record: &Record, settings: &Settings) -> String {
     let has_estimates = record.used().any(Process::has_estimates);
     let workspaces = match settings.cudnn_workspace {
         CudnnWorkspace::None => ", cuDNN's workspaces (none)",
+        CudnnWorkspace::Operands => ", cuDNN's workspaces (a model)",
         CudnnWorkspace::Estimate | CudnnWorkspace::Measured { .. } | CudnnWorkspace::Library(_)
             if has_estimates =>
         {

@@ -210,8 +210,8 @@ fn errors_of_a_table_name_line_and_column() {
          3, 3]] (column input_shapes)",
         "3:41: `float` is not a type of torch, as in torch.float32 (column dtypes)",
         "3:9: `` is not a number of bytes (column bytes)",
-        "`operand` is not a model of cuDNN's workspaces: write none, estimate, a file such as \
-         measured.tsv, or a path of libcudnn_graph.so.9",
+        "`operand` is not a model of cuDNN's workspaces: write none, estimate, operands, a file \
+         such as measured.tsv, or a path of libcudnn_graph.so.9",
         "no/table.tsv: No such file or directory (os error 2): name a table of measured workspaces",
         "no/libcudnn_graph.so.9: No such file or directory (os error 2): name cuDNN's \
          libcudnn_graph.so.9",

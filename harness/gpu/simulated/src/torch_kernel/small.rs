@@ -569,15 +569,24 @@ impl Known {
         }
     }
 
-    /// Returns whether `copy_` copies on the GPU to another type: kernels do that, not the runtime.
-    fn casts(&self, arguments: &[Value]) -> bool {
+    /// Returns whether a kernel may run `copy_` on the GPU. The runtime copies dense tensors of the
+    /// same type and layout.
+    fn may_copy_by_kernel(&self, arguments: &[Value]) -> bool {
         let [to, from, ..] = arguments else {
             return false;
         };
-        [to, from]
+        if ![to, from]
             .iter()
             .all(|tensor| self.is_on_gpu_and_defined(tensor))
-            && self.scalar_type(to) != self.scalar_type(from)
+        {
+            return false;
+        }
+        let [sizes, strides] = self.shape(to);
+        let places = sizes.iter().zip(strides);
+        let last: i64 = places.map(|(size, stride)| (size - 1) * stride).sum();
+        self.scalar_type(to) != self.scalar_type(from)
+            || self.shape(from) != [sizes, strides]
+            || last + 1 != sizes.iter().product()
     }
 
     fn list(&self, value: &Value) -> Option<&'static List> {
@@ -641,7 +650,7 @@ impl Operation {
         let is_forgetting = match self.kind {
             Kind::Computed | Kind::Unknown => true,
             Kind::Read => false,
-            Kind::Copy => known.casts(arguments),
+            Kind::Copy => known.may_copy_by_kernel(arguments),
         };
         is_forgetting && copied::any()
     }

@@ -15,6 +15,8 @@ use crate::escape::between_tags;
 pub use data::{PageData, RankData};
 
 const PAGE: &str = include_str!("page.html");
+/// Part of the head of each page.
+const MARK: &str = "<meta name=\"generator\" content=\"harness explain\">";
 pub(crate) const STYLE: &str = include_str!("page.css");
 /// Scripts in the order of execution.
 const SCRIPTS: [&str; 7] = [
@@ -26,6 +28,12 @@ const SCRIPTS: [&str; 7] = [
     include_str!("script/flame.js"),
     include_str!("script/main.js"),
 ];
+
+/// Returns whether a text is such a page.
+pub fn is_page(text: &[u8]) -> bool {
+    let head = &text[..text.len().min(PAGE.len())];
+    head.windows(MARK.len()).any(|part| part == MARK.as_bytes())
+}
 
 pub fn page(data: &PageData) -> String {
     let json =

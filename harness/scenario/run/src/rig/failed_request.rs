@@ -47,6 +47,9 @@ impl Rig {
             .filter(|block| block.state == BlockState::Inactive);
         free.for_each(|block| other_private_pools.add(block.size));
         let lanes = segments.as_deref().map(lanes);
+        let keeps_free_segments = limit.is_none()
+            && !self.program().allocator.releases_before_failure()
+            && segments.iter().flatten().any(is_free);
         let (pinned, pinned_unlisted) = self
             .names
             .pinned(&segments.unwrap_or_default(), self.reserve_unit());
@@ -80,9 +83,14 @@ impl Rig {
             streams,
             pinned,
             pinned_unlisted,
-            keeps_free_segments: !self.program().allocator.releases_before_failure(),
+            keeps_free_segments,
         }))
     }
+}
+
+fn is_free(segment: &SegmentInfo) -> bool {
+    let mut blocks = segment.blocks.iter();
+    blocks.all(|block| block.state == BlockState::Inactive)
 }
 
 /// The free and pending memory in these segments, by pool and stream. A segment that serves several

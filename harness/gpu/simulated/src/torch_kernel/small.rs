@@ -586,7 +586,7 @@ impl Known {
         let last: i64 = places.map(|(size, stride)| (size - 1) * stride).sum();
         self.scalar_type(to) != self.scalar_type(from)
             || self.shape(from) != [sizes, strides]
-            || last + 1 != sizes.iter().product()
+            || last + 1 != sizes.iter().product::<i64>()
     }
 
     fn list(&self, value: &Value) -> Option<&'static List> {

@@ -2709,6 +2709,19 @@ fn last_failed_runs_only_the_cases_that_the_program_did_not_survive(world: World
     // Without a list, all run. The first attempt is outside of `try`.
     assert_eq!(attempts(&["--last-failed"]), [1, 2, 3, 4]);
     assert_eq!(attempts(&["--last-failed"]), [1]);
+    // Another expectation or another machine has its own list.
+    let cleanly = ["--last-failed", "--expect", "ends-cleanly"];
+    assert_eq!(attempts(&cleanly), [1, 2, 3, 4]);
+    let machine = ["--last-failed", "--gpu", "rtx4090-24"];
+    assert_eq!(attempts(&machine), [1, 2, 3, 4]);
+    // The line that fails is now the second attempt. It also fails together with the first.
+    let above = "for size in [3]:\n    try: torch.cuda.malloc(size << 20)\n    \
+         except torch.OutOfMemoryError: pass\n";
+    let shifted = FOUR.replacen("import torch\n", &format!("import torch\n{above}"), 1);
+    world.write("train.py", &shifted);
+    assert_eq!(attempts(&["--last-failed"]), [1, 2, 3, 4, 5]);
+    assert_eq!(attempts(&["--last-failed"]), [1, 2]);
+    world.write("train.py", FOUR);
     assert_eq!(attempts(&[]), [1, 2, 3, 4]);
     let caught = "try:\n    torch.cuda.malloc(4 << 20)\nexcept torch.OutOfMemoryError: pass\n";
     world.write(
@@ -2717,6 +2730,16 @@ fn last_failed_runs_only_the_cases_that_the_program_did_not_survive(world: World
     );
     assert_eq!(attempts(&["--last-failed"]), [1]);
     assert_eq!(attempts(&["--last-failed"]), [1, 2, 3, 4]);
+    // Two attempts of one size change places.
+    let swapped = |calls: &str| {
+        let program = "import torch\ndef bad(): torch.cuda.malloc(4 << 20)\ndef good():\n    \
+             try: torch.cuda.malloc(4 << 20)\n    except torch.OutOfMemoryError: pass\n";
+        world.write("train.py", &format!("{program}{calls}\n"));
+    };
+    swapped("bad(); good()");
+    assert_eq!(attempts(&[]), [1, 2]);
+    swapped("good(); bad()");
+    assert_eq!(attempts(&["--last-failed"]), [1, 2]);
 }
 
 fn the_least_memory_is_found(world: World) {

@@ -26,6 +26,7 @@ use harness_gpu_settings::settings::AddressOrder;
 use harness_report::trials::{self, Trials};
 use serde::Serialize;
 
+use super::baseline;
 use super::failed_cases::FailedCases;
 use crate::error::{CliError, Failures};
 use crate::{Format, exit::Exit, interrupt, program::shown, terminal};
@@ -58,9 +59,9 @@ pub(super) struct Options {
     /// Without this option, three allocations are tested alone.
     #[arg(long, requires = "every_fault", help_heading = MANY)]
     alone: bool,
-    /// With `--every-fault`: fail only what the program did not survive in earlier runs of this
-    /// command in this folder, or as without this option if it survived all. The cache folder has
-    /// the list.
+    /// With `--every-fault`: fail only what did not meet the expectation in earlier runs of this
+    /// command, in this folder and with these settings, or as without this option if all did. If
+    /// the program now makes other attempts, all cases run. The cache folder has the list.
     #[arg(long, requires = "every_fault", conflicts_with = "shard", help_heading = MANY)]
     last_failed: bool,
     /// With `--every-fault`: exit with code 1 if a run does not meet this. `recovers`: the run ends
@@ -326,11 +327,27 @@ impl Options {
             confirmed: usize::MAX,
             context_overhead: machine.context_overhead(),
         };
-        let failed = FailedCases::read(&shown(runner.launch.command));
-        let plan = self.every_fault.map(|which| FaultPlan {
-            which,
-            alone: self.alone,
-            only: failed.asked().filter(|_| self.last_failed),
+        let failed = FailedCases::read(
+            &shown(runner.launch.command),
+            &baseline::settings(
+                runner.launch.setup.torch_version(),
+                &machine.to_string(),
+                trial.alloc_conf.as_deref(),
+            ),
+            self.expect,
+            &first,
+        );
+        let plan = self.every_fault.map(|which| {
+            let plan = FaultPlan {
+                which,
+                alone: self.alone,
+                only: None,
+            };
+            if self.last_failed {
+                failed.plan(plan)
+            } else {
+                plan
+            }
         });
         let known = plan.map(|plan| faults::runs(&first, plan, self.shard));
         // The number of runs of a search is unknown.
@@ -404,9 +421,13 @@ impl Options {
             }
         };
         if let Some(plan) = plan {
-            let report = faults::every_fault(&program, plan)?;
+            let mut report = faults::every_fault(&program, plan)?;
+            if let Some(plan) = failed.plan_if_moved(plan, &report) {
+                bar.inc_length(faults::runs(&first, plan, self.shard) as u64);
+                report = faults::every_fault(&program, plan)?;
+            }
             end();
-            failed.update(&report, self.expect);
+            failed.update(&report);
             self.show(
                 &report,
                 Trials::Faults(&report, self.expect),

@@ -184,10 +184,14 @@ impl FaultCase {
     }
 }
 
+/// The names and sizes of all cases of a program, in order.
+pub fn all(run: &Observed) -> Vec<(String, Bytes)> {
+    let places = places(run).into_iter().chain(calls_of_libraries(run));
+    places.map(|place| (place.name(), place.size)).collect()
+}
+
 fn names(run: &Observed) -> BTreeSet<String> {
-    let libraries = calls_of_libraries(run);
-    let places = places(run);
-    places.iter().chain(&libraries).map(Place::name).collect()
+    all(run).into_iter().map(|(name, _)| name).collect()
 }
 
 pub fn every_fault<E: Send>(
@@ -451,7 +455,7 @@ fn cases(first: &Observed, plan: FaultPlan<'_>) -> Cases {
         );
     }
     if only.is_some() {
-        described = "those that failed last time".to_owned();
+        described = "those that failed in earlier runs".to_owned();
     }
     Cases {
         chosen,

@@ -24,6 +24,7 @@ fn visible() -> Command {
         .get_subcommands()
         .filter(|command| !command.is_hide_set());
     Command::new(NAME)
+        .disable_help_subcommand(true)
         .args(all.get_arguments())
         .subcommands(shown)
 }

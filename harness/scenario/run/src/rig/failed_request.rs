@@ -47,9 +47,7 @@ impl Rig {
             .filter(|block| block.state == BlockState::Inactive);
         free.for_each(|block| other_private_pools.add(block.size));
         let lanes = segments.as_deref().map(lanes);
-        let keeps_free_segments = limit.is_none()
-            && !self.program().allocator.releases_before_failure()
-            && segments.iter().flatten().any(is_free);
+        let keeps_free_segments = limit.is_none() && self.keeps_any(segments.as_deref());
         let (pinned, pinned_unlisted) = self
             .names
             .pinned(&segments.unwrap_or_default(), self.reserve_unit());
@@ -85,6 +83,13 @@ impl Rig {
             pinned_unlisted,
             keeps_free_segments,
         }))
+    }
+
+    /// Returns whether the allocator of the current program keeps a free segment of these although
+    /// the driver refuses a request.
+    fn keeps_any(&self, segments: Option<&[SegmentInfo]>) -> bool {
+        !self.program().allocator.releases_before_failure()
+            && segments.unwrap_or_default().iter().any(is_free)
     }
 }
 

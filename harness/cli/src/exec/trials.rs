@@ -300,10 +300,12 @@ impl Options {
             observed: first,
             took,
             recorded,
+            doubts,
         }) = first
         else {
             return Ok(Exit::Interrupted);
         };
+        doubts.iter().for_each(terminal::message);
         if let Some(latency) = first.latency_not_reached(machine.injected().1) {
             terminal::message(format_args!(
                 "`--latency {latency}` had no effect in the first run: the program did not make \

@@ -915,6 +915,16 @@ fn random_values_are_not_known(python: &Path) -> Result<(), Failed> {
         .as_array()
         .ok_or("no reads are noted")?;
     let noted: Vec<&Value> = reads.iter().map(|frame| &frame["line"]).collect();
+    let mut least = harness();
+    least.args(["exec", "--memory", "1GiB", "--least-memory", "--"]);
+    let least = least
+        .arg(python)
+        .arg(folder().join("random_reads.py"))
+        .output()?;
+    let doubt = "the program read values that nothing computed";
+    if !String::from_utf8_lossy(&least.stderr).contains(doubt) {
+        return Err(format!("the least memory has no doubt: {least:?}").into());
+    }
     if noted.iter().copied().eq(&read) && process["uncomputed_reads"] == read.len() {
         Ok(())
     } else {

@@ -191,6 +191,19 @@ fn uncomputed_reads(record: &Record) -> String {
     )
 }
 
+/// Why the peaks of a run may differ from those on a GPU: what it read, and its timing.
+pub fn doubts(record: &Record) -> Vec<String> {
+    let reads = uncomputed_reads(record).trim_end().to_owned();
+    let timing = match record.waits_of_frees() {
+        0 => String::new(),
+        _ => "freed memory waited for another stream, so peaks depend on timing".to_owned(),
+    };
+    [reads, timing]
+        .into_iter()
+        .filter(|doubt| !doubt.is_empty())
+        .collect()
+}
+
 /// The lines that read values which nothing has computed, as in ` at train.py:12`. Empty if they
 /// are unknown.
 pub fn lines_of_reads(record: &Record) -> String {

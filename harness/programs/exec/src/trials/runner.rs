@@ -15,6 +15,7 @@ use crate::launch::{EndedProgram, Launch, LaunchError, PLACES, Prepared, SNAPSHO
 use crate::machine::Machine;
 use crate::process::{End, Started};
 use crate::record::Record;
+use crate::summary::doubts;
 
 /// Why a program was not run, or its outcome is unknown.
 #[derive(Debug, thiserror::Error, miette::Diagnostic)]
@@ -54,6 +55,8 @@ pub struct First {
     pub took: Duration,
     /// Its allocations if they were to be recorded, or why they cannot be replayed.
     pub recorded: Option<Result<RecordedProgram, &'static str>>,
+    /// Why its peaks may differ from those on a GPU ([`doubts`]).
+    pub doubts: Vec<String>,
 }
 
 impl Runner<'_> {
@@ -110,6 +113,7 @@ impl Runner<'_> {
             observed,
             took: began.elapsed(),
             recorded,
+            doubts: doubts(&record),
         }
     }
 

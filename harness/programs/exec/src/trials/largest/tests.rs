@@ -72,6 +72,7 @@ fn run_of(case: &LargestCase, sizes: &[u64]) -> First {
         observed,
         took: Duration::ZERO,
         recorded: Some(recorded),
+        doubts: Vec::new(),
     }
 }
 

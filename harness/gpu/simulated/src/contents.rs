@@ -15,6 +15,7 @@ use std::{cell::RefCell, collections::VecDeque, ptr, slice};
 use harness_allocator::units::Bytes;
 use harness_gpu_settings::{export, settings::Values};
 
+use crate::torch_kernel::end_in_python;
 use crate::world::{State, is_device_memory, machine};
 
 /// An operation that runs on the device.
@@ -240,6 +241,7 @@ pub(crate) extern "C" fn harness_values_enter() -> c_int {
 #[unsafe(no_mangle)]
 pub(crate) extern "C" fn harness_values_leave(is_outer: c_int) {
     OPERATION.set(None);
+    end_in_python();
     let Some(keys) = KEYS.get() else { return };
     (keys.include)(keys.outer, is_outer != 0);
     (keys.include)(keys.inner, true);

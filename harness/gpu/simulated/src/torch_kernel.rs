@@ -242,8 +242,6 @@ struct Description {
     takes_integers: bool,
     /// The signature includes numbers, because the CPU may refuse some, for example a layout.
     is_particular: bool,
-    /// Set by [`harness_values_compute`].
-    operation: *const Operation,
 }
 
 struct Operation {
@@ -964,6 +962,11 @@ thread_local! {
     static IN_PYTHON: Cell<Option<(&'static Operation, u64)>> = const { Cell::new(None) };
 }
 
+/// The run of an operation in Python ends, accepted or not.
+pub(crate) fn end_in_python() {
+    IN_PYTHON.set(None);
+}
+
 /// The function of kernels that [`harness_values_compute`] has replaced.
 unsafe extern "C-unwind" fn run(
     object: *mut c_void,
@@ -1268,7 +1271,7 @@ unsafe extern "C" fn harness_values_probe(torch: *const Torch, name: *const c_ch
 /// # Safety
 /// The description is true.
 #[unsafe(no_mangle)]
-unsafe extern "C" fn harness_values_compute(description: &mut Description) -> bool {
+unsafe extern "C" fn harness_values_compute(description: &Description) -> bool {
     let Some(known) = KNOWN
         .get()
         .filter(|_| description.arguments <= MOST_ARGUMENTS)
@@ -1300,7 +1303,7 @@ unsafe extern "C" fn harness_values_compute(description: &mut Description) -> bo
     }));
     let mut operations = OPERATIONS.write().unwrap_or_else(PoisonError::into_inner);
     // Another thread may have changed the kernel already.
-    description.operation = *operations.entry(own.0[0]).or_insert(operation);
+    operations.entry(own.0[0]).or_insert(operation);
     for kernel in [registered, kernel] {
         kernel
             .function
@@ -1311,12 +1314,10 @@ unsafe extern "C" fn harness_values_compute(description: &mut Description) -> bo
 }
 
 export! {
-    /// Remembers that the CPU accepts the arguments with which Python runs this operation in this
-    /// thread, unless the operation came to Python before its kernel was replaced.
-    harness_values_accepted(accepting: *const Operation) -> () = {
-        if let Some((operation, signature)) = IN_PYTHON.take()
-            && ptr::eq(operation, accepting)
-        {
+    /// Remembers that the CPU accepts the arguments of the operation that Python runs in this
+    /// thread.
+    harness_values_accepted() -> () = {
+        if let Some((operation, signature)) = IN_PYTHON.take() {
             let unused = |accepted: &&AtomicU64| {
                 accepted
                     .compare_exchange(0, signature, Ordering::Relaxed, Ordering::Relaxed)

@@ -219,7 +219,7 @@ class _Values:
     def accept(self, is_outer, kind, args):
         """Reports that the CPU accepts arguments of these types, so that the library runs the operation next time."""
         if is_outer and kind.without_python and (kind.name not in _SOFTMAX or args[-1] in (False, args[0].dtype)):
-            self.gpu.harness_values_accepted(kind.without_python.operation)
+            self.gpu.harness_values_accepted()
 
     def small_on_cpu(self, values):
         """The values on the CPU. `values` if no tensor is on the GPU. None if a tensor is not dense or not small."""
@@ -484,7 +484,6 @@ class _Description(ctypes.Structure):
         ("names", _Name * 2),
         *((name, ctypes.c_size_t) for name in ("arguments", "returns", "results", "pins")),
         *((name, ctypes.c_bool) for name in ("takes_integers", "is_particular")),
-        ("operation", ctypes.c_void_p),
     ]
 
 
@@ -1140,7 +1139,6 @@ def begin(path):
     c10 = ctypes.CDLL("libc10.so")
     library.harness_values_keys(*(ctypes.cast(getattr(c10, name), ctypes.c_void_p) for name in _KEY_FUNCTIONS), int(_KEY), int(_INNER_KEY))
     library.harness_values_range.argtypes = [ctypes.c_uint64, ctypes.c_void_p]
-    library.harness_values_accepted.argtypes = [ctypes.c_void_p]
     library.harness_values_clear.argtypes = [ctypes.c_uint64, ctypes.c_uint64]
     library.harness_values_fit.argtypes = [ctypes.c_uint64]
     random_numbers.begin(library)

@@ -1,6 +1,7 @@
 """Tests of `--gpu-memory`, which measures each test of a suite, and of `--gpu-memory-limit`, with which tests share a GPU."""
 import json
 import threading
+import time
 
 import pytest
 from _gpu_oom_harness import suite
@@ -57,6 +58,7 @@ def test_a_measured_suite_has_a_row_for_each_test(pytester):
     result.stdout.fnmatch_lines_random([
         "GPU memory of 10 tests, in gpu-memory.json:",
         "*294.00 MiB  200.00 MiB  test_memory.py::test_of_cycles",
+        "*test_memory.py::test_that_reads_a_value (or another size: see the values below)",
         "30.00 MiB stay in use after test_memory.py::test_that_leaves_memory",
         "2 tests used no GPU.",
         "1 test failed.",
@@ -84,19 +86,23 @@ def test_a_worker_of_xdist_measures_its_own_tests(pytester):
     """Each test waits for the other one to run beside it."""
     test = """
     import pathlib, time
-    def test_{}():
+    def meet(own, other):
+        pathlib.Path(r"{folder}", own).touch()
+        begun = time.monotonic()
+        while not pathlib.Path(r"{folder}", other).exists():
+            assert time.monotonic() < begun + 300, "waited 300 s for the other test"
+            time.sleep(0.01)
+    def test_{own}():
         import torch
-        pathlib.Path(r"{folder}", "{}").touch()
-        while not pathlib.Path(r"{folder}", "{}").exists():
-            time.sleep(0.01)
-        {}
-        pathlib.Path(r"{folder}", "end of {}").touch()
-        while not pathlib.Path(r"{folder}", "end of {}").exists():
-            time.sleep(0.01)
+        meet("{own}", "{other}")
+        {use}
+        meet("end of {own}", "end of {other}")
     """
     notes = pytester.mkdir("notes")
     use = "torch.zeros(100 << 20, dtype=torch.uint8, device='cuda')"
-    pytester.makepyfile(test_a=test.format("a", "a", "b", "pass", "a", "b", folder=notes), test_b=test.format("b", "b", "a", use, "b", "a", folder=notes))
+    pytester.makepyfile(
+        test_a=test.format(own="a", other="b", use="pass", folder=notes), test_b=test.format(own="b", other="a", use=use, folder=notes)
+    )
     assert pytester.runpytest_subprocess(*OPTIONS, "--gpu-memory", "-n2").ret == 0
     rows = json.loads((pytester.path / "gpu-memory.json").read_text())["tests"]
     assert [(row["peak"], row["uses_gpu"]) for row in rows.values()] == [(0, False), (100 * MIB, True)]
@@ -219,6 +225,18 @@ def test_no_context_is_reserved_twice(pytester):
     assert [plan.wanted("test", kept) for kept in (0, 100, 150)] == [600, 600, 650]
 
 
+def wait_until(is_so, what):
+    begun = time.monotonic()
+    while not is_so():
+        assert time.monotonic() < begun + 300, f"waited 300 s until {what}"
+        time.sleep(0.01)
+
+
+def waiting_in(shared):
+    with shared.state() as state:
+        return len(state["waiting"])
+
+
 def test_memory_goes_to_the_first_who_waits(tmp_path):
     """Three processes that live, and one that has ended."""
     path = tmp_path / "shared"
@@ -231,8 +249,7 @@ def test_memory_goes_to_the_first_who_waits(tmp_path):
     waiting = [takes(large, 8), takes(small, 1)]
     for number, thread in enumerate(waiting):
         thread.start()
-        while len(json.loads(path.read_text() or "{}").get("waiting", ())) <= number:
-            pass
+        wait_until(lambda: waiting_in(holds) > number, "a thread waits for memory")
     assert not order
     holds.release(0)
     for thread in waiting:

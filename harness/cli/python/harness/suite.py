@@ -170,7 +170,8 @@ def table(tests, path):
     lines = [f"GPU memory of {count(len(tests), 'test')}, in {shown(path)}:"]
     lines += [f"{'fits into':>12}{'of its own':>12}  test"] if largest else []
     for name, row in largest[:ROWS]:
-        lines.append(f"{size(row['peak']):>12}{size(row['peak'] - row['start']):>12}  {name}")
+        doubt = " (or another size: see the values below)" if row["reads"] else ""
+        lines.append(f"{size(row['peak']):>12}{size(row['peak'] - row['start']):>12}  {name}{doubt}")
     if len(largest) > ROWS:
         lines.append(f"{len(largest) - ROWS} more fit into {size(largest[ROWS][1]['peak'])} or less.")
     said = [

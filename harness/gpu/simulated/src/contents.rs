@@ -10,12 +10,11 @@
 use std::ffi::c_int;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::{cell::RefCell, collections::VecDeque, ptr, slice};
+use std::{cell::Cell, cell::RefCell, collections::VecDeque, ptr, slice};
 
 use harness_allocator::units::Bytes;
 use harness_gpu_settings::{export, settings::Values};
 
-use crate::torch_kernel::end_in_python;
 use crate::world::{State, is_device_memory, machine};
 
 /// An operation that runs on the device.
@@ -29,6 +28,12 @@ struct Operation {
 
 thread_local! {
     static OPERATION: RefCell<Option<Operation>> = const { RefCell::new(None) };
+    static ENDED: Cell<u64> = const { Cell::new(0) };
+}
+
+/// The number of runs of operations that have ended in this thread, with or without an error.
+pub(crate) fn ended() -> u64 {
+    ENDED.get()
 }
 
 /// Counts captures of streams.
@@ -241,7 +246,7 @@ pub(crate) extern "C" fn harness_values_enter() -> c_int {
 #[unsafe(no_mangle)]
 pub(crate) extern "C" fn harness_values_leave(is_outer: c_int) {
     OPERATION.set(None);
-    end_in_python();
+    ENDED.set(ENDED.get() + 1);
     let Some(keys) = KEYS.get() else { return };
     (keys.include)(keys.outer, is_outer != 0);
     (keys.include)(keys.inner, true);

@@ -958,13 +958,9 @@ impl Known {
 }
 
 thread_local! {
-    /// The operation that Python runs in this thread, and the signature of its arguments.
-    static IN_PYTHON: Cell<Option<(&'static Operation, u64)>> = const { Cell::new(None) };
-}
-
-/// The run of an operation in Python ends, accepted or not.
-pub(crate) fn end_in_python() {
-    IN_PYTHON.set(None);
+    /// The operation that Python runs in this thread, the signature of its arguments, and the
+    /// number of runs that had ended before.
+    static IN_PYTHON: Cell<Option<(&'static Operation, u64, u64)>> = const { Cell::new(None) };
 }
 
 /// The function of kernels that [`harness_values_compute`] has replaced.
@@ -989,7 +985,7 @@ unsafe extern "C-unwind" fn run(
         stack.last(operation.description.arguments),
     ) {
         Plan::InPython(signature) => {
-            IN_PYTHON.set(signature.map(|signature| (operation, signature)));
+            IN_PYTHON.set(signature.map(|signature| (operation, signature, contents::ended())));
             // SAFETY: the object is that of the Python kernel, and the rest is as PyTorch has
             // passed it.
             unsafe { (operation.python)(object, handle, keys, stack) };
@@ -1317,7 +1313,9 @@ export! {
     /// Remembers that the CPU accepts the arguments of the operation that Python runs in this
     /// thread.
     harness_values_accepted() -> () = {
-        if let Some((operation, signature)) = IN_PYTHON.take() {
+        if let Some((operation, signature, ended)) = IN_PYTHON.take()
+            && ended == contents::ended()
+        {
             let unused = |accepted: &&AtomicU64| {
                 accepted
                     .compare_exchange(0, signature, Ordering::Relaxed, Ordering::Relaxed)

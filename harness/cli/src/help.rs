@@ -47,6 +47,7 @@ const CHAPTERS: &[Chapter] = chapters! {
     "gpus": "gpus.md",
     "programs": "programs.md",
     "real-figures": "real-figures.md",
+    "rules": "rules.md",
 };
 
 const EXAMPLES: &str = "Examples:

@@ -1,4 +1,4 @@
-//! The files that start benchmarks in schedulers: they must be valid for the scheduler and call
+//! The files that start shards in schedulers: they must be valid for the scheduler and call
 //! this program correctly.
 
 use std::path::{Path, PathBuf};
@@ -10,8 +10,9 @@ fn ci() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../ci")
 }
 
-fn job() -> Value {
-    let text = fs::read_to_string(ci().join("kubernetes/bench.yaml")).unwrap();
+/// A job of Kubernetes.
+fn job(name: &str) -> Value {
+    let text = fs::read_to_string(ci().join("kubernetes").join(name)).unwrap();
     serde_saphyr::from_str(&text).unwrap()
 }
 
@@ -60,36 +61,31 @@ fn budgets_in_scripts_workflows_and_pages_are_ones_that_the_command_takes() {
 }
 
 #[test]
-fn each_pod_of_the_kubernetes_job_is_one_shard() {
-    let job = job();
-    let spec = &job["spec"];
-    assert_eq!(spec["completionMode"], "Indexed");
-    assert_eq!(spec["completions"], spec["parallelism"]);
-    let pod = &spec["template"]["spec"];
-    // Each of the two fields requires the other:
-    // https://kubernetes.io/docs/concepts/workloads/controllers/job/#backoff-limit-per-index
-    assert!(spec["backoffLimitPerIndex"].is_u64() && pod["restartPolicy"] == "Never");
-    let container = &pod["containers"][0];
-    let shards = container["env"]
-        .as_array()
-        .unwrap()
-        .iter()
-        .find(|env| env["name"] == "SHARDS")
-        .unwrap();
-    assert_eq!(shards["value"], spec["completions"].to_string());
-    let volumes: Vec<_> = pod["volumes"]
-        .as_array()
-        .unwrap()
-        .iter()
-        .map(|volume| &volume["name"])
-        .collect();
-    assert!(
-        container["volumeMounts"]
-            .as_array()
-            .unwrap()
-            .iter()
-            .all(|mount| volumes.contains(&&mount["name"]))
-    );
+fn each_pod_of_a_kubernetes_job_is_one_shard() {
+    for name in ["bench.yaml", "fleet.yaml"] {
+        let job = job(name);
+        let spec = &job["spec"];
+        assert_eq!(spec["completionMode"], "Indexed", "{name}");
+        assert_eq!(spec["completions"], spec["parallelism"], "{name}");
+        let pod = &spec["template"]["spec"];
+        // Each of the two fields requires the other:
+        // https://kubernetes.io/docs/concepts/workloads/controllers/job/#backoff-limit-per-index
+        assert!(spec["backoffLimitPerIndex"].is_u64() && pod["restartPolicy"] == "Never");
+        let container = &pod["containers"][0];
+        let all = |list: &Value| list.as_array().unwrap().clone();
+        let shards = all(&container["env"])
+            .into_iter()
+            .find(|env| env["name"] == "SHARDS")
+            .unwrap();
+        assert_eq!(shards["value"], spec["completions"].to_string(), "{name}");
+        let volumes = all(&pod["volumes"]);
+        assert!(
+            all(&container["volumeMounts"])
+                .iter()
+                .all(|mount| volumes.iter().any(|volume| volume["name"] == mount["name"])),
+            "{name}"
+        );
+    }
 }
 
 /// An unpacked bundle whose program records its arguments.
@@ -97,7 +93,7 @@ fn bundle() -> tempfile::TempDir {
     let folder = tempfile::tempdir().unwrap();
     let bundle = folder.path().join("harness-gpu-bundle");
     fs::create_dir(&bundle).unwrap();
-    for script in ["shard", "slurm/bench.sbatch"] {
+    for script in ["shard", "slurm/bench.sbatch", "slurm/fleet.sbatch"] {
         let from = ci().join(script);
         fs::copy(&from, bundle.join(from.file_name().unwrap())).unwrap();
     }
@@ -167,6 +163,44 @@ fn a_slurm_task_runs_the_shard_of_its_place_in_the_array() {
         task("0", "0"),
         "bench --device cuda --shard 1/4 --report …/shards/1-of-4"
     );
+}
+
+/// Both schedulers divide the snapshots equally, so their shards can be merged.
+#[test]
+fn a_pod_and_a_task_analyse_the_shard_of_their_index() {
+    let folder = bundle();
+    let here = folder.path().to_string_lossy();
+    let task = called(
+        folder.path(),
+        "fleet.sbatch",
+        &[
+            ("SLURM_SUBMIT_DIR", &*here),
+            ("SLURM_ARRAY_TASK_COUNT", "4"),
+            ("SLURM_ARRAY_TASK_ID", "5"),
+            ("SLURM_ARRAY_TASK_MIN", "3"),
+            ("SNAPSHOTS", "snapshots"),
+            ("HARNESS", "harness-gpu-bundle/harness"),
+        ],
+    );
+    assert_eq!(task, "fleet snapshots --shard 3/4 --out fleet-3");
+    let job = job("fleet.yaml");
+    let container = &job["spec"]["template"]["spec"]["containers"][0];
+    let script = folder.path().join("harness-gpu-bundle/pod");
+    fs::write(&script, container["args"][0].as_str().unwrap()).unwrap();
+    let path = format!(
+        "{here}/harness-gpu-bundle:{}",
+        std::env::var("PATH").unwrap()
+    );
+    let pod = called(
+        folder.path(),
+        "pod",
+        &[
+            ("JOB_COMPLETION_INDEX", "2"),
+            ("SHARDS", "4"),
+            ("PATH", &path),
+        ],
+    );
+    assert_eq!(pod, task);
 }
 
 /// Runs `ci/programs` on one program that prints a figure, and returns its row and whether it
@@ -293,28 +327,32 @@ fn the_page_of_real_figures_has_each_published_figure_and_equals_signs_hold() {
 }
 
 #[test]
-fn slurm_reads_every_setting_of_the_array_file() {
+fn slurm_reads_every_setting_of_the_array_files() {
     // sbatch reads `#SBATCH` lines up to the first command:
     // https://slurm.schedmd.com/sbatch.html#SECTION_DESCRIPTION
-    let text = fs::read_to_string(ci().join("slurm/bench.sbatch")).unwrap();
-    let first_command = text
-        .lines()
-        .position(|line| !line.is_empty() && !line.starts_with('#'))
-        .unwrap();
-    let settings: Vec<_> = text
-        .lines()
-        .enumerate()
-        .filter(|(_, line)| line.starts_with("#SBATCH"))
-        .collect();
-    assert!(
-        settings
-            .iter()
-            .all(|&(number, line)| number < first_command && line.starts_with("#SBATCH --"))
-    );
-    assert!(
-        settings
-            .iter()
-            .any(|(_, line)| line.starts_with("#SBATCH --array="))
-    );
-    assert!(text.starts_with("#!"));
+    for name in ["bench.sbatch", "fleet.sbatch"] {
+        let text = fs::read_to_string(ci().join("slurm").join(name)).unwrap();
+        let first_command = text
+            .lines()
+            .position(|line| !line.is_empty() && !line.starts_with('#'))
+            .unwrap();
+        let settings: Vec<_> = text
+            .lines()
+            .enumerate()
+            .filter(|(_, line)| line.starts_with("#SBATCH"))
+            .collect();
+        assert!(
+            settings
+                .iter()
+                .all(|&(number, line)| number < first_command && line.starts_with("#SBATCH --")),
+            "{name}"
+        );
+        assert!(
+            settings
+                .iter()
+                .any(|(_, line)| line.starts_with("#SBATCH --array=")),
+            "{name}"
+        );
+        assert!(text.starts_with("#!"), "{name}");
+    }
 }

@@ -203,127 +203,242 @@ fn a_pod_and_a_task_analyse_the_shard_of_their_index() {
     assert_eq!(pod, task);
 }
 
-/// Runs `ci/programs` on one program that prints a figure, and returns its row and whether it
-/// succeeded.
-fn compared(published: &str, command: &str) -> (String, bool) {
-    let folder = tempfile::tempdir().unwrap();
-    let (list, program) = (
-        folder.path().join("list.tsv"),
-        folder.path().join("harness"),
-    );
-    fs::write(
-        &list,
-        format!("# program\nmine\tGPU\t2.8.0\t-\t{command}\t{published}\n"),
-    )
-    .unwrap();
-    fs::write(
-        &program,
-        "#!/bin/sh\nwhile [ \"$1\" != -- ]; do shift; done\nshift\nexec \"$@\"\n",
-    )
-    .unwrap();
-    fs::set_permissions(&program, fs::Permissions::from_mode(0o755)).unwrap();
-    let mut programs = Command::new(ci().join("programs"));
-    programs
-        .arg(folder.path())
-        .arg("/bin/sh")
-        .env("LIST", list)
-        .env("HARNESS", program);
-    let output = programs.output().unwrap();
-    let table = String::from_utf8(output.stdout).unwrap();
-    (
-        table
-            .lines()
-            .last()
-            .unwrap()
-            .split(" | ")
-            .take(6)
-            .collect::<Vec<_>>()
-            .join(" | "),
-        output.status.success(),
-    )
-}
+/// A list, a page and a program that stand for those of `ci/figures`: the program only runs what
+/// follows `--`.
+struct Figures(tempfile::TempDir);
 
-#[test]
-fn a_published_figure_that_differs_or_is_missing_fails() {
-    let is = |row: &str, equal| (format!("| mine | {row}"), equal);
-    let bytes = "echo figure peak 3318637056; echo figure peak 3318637056";
-    assert_eq!(
-        compared("peak=3.091", bytes),
-        is("peak 3.091 | GPU | 2.8.0 | yes | peak 3318637056", true)
-    );
-    assert_eq!(
-        compared("peak=3318637056", bytes),
-        is(
-            "peak 3318637056 | GPU | 2.8.0 | yes | peak 3318637056",
-            true
-        )
-    );
-    assert_eq!(
-        compared("peak=3.092", bytes),
-        is("peak 3.092 | GPU | 2.8.0 | no | peak 3318637056", false)
-    );
-    assert_eq!(
-        compared("peak=3318637057", bytes),
-        is(
-            "peak 3318637057 | GPU | 2.8.0 | no | peak 3318637056",
-            false
-        )
-    );
-    assert_eq!(
-        compared("end=0.000", bytes),
-        is("end 0.000 | GPU | 2.8.0 | no | end missing", false)
-    );
-    let ranks = "echo figure peak 3318637056; echo figure peak 3318637568";
-    assert_eq!(
-        compared("peak=3.091", ranks),
-        is(
-            "peak 3.091 | GPU | 2.8.0 | no | peak 3318637056 or 3318637568",
-            false
-        ),
-        "ranks differ"
-    );
-    assert!(!compared("peak=3.091", "echo figure peak 3318637056; exit 3").1);
-}
-
-/// The page's figures are those that `ci/figures` printed.
-#[test]
-fn the_page_of_real_figures_has_each_published_figure_and_equals_signs_hold() {
-    let list = fs::read_to_string(ci().join("figures.tsv")).unwrap();
-    let page = fs::read_to_string(ci().join("../harness/book/src/real-figures.md")).unwrap();
-    let mut figures = 0;
-    for line in list.lines().filter(|line| !line.starts_with('#')) {
-        let fields: Vec<&str> = line.split('\t').collect();
-        let [program, gpu, torch, options, command, published] = fields[..] else {
-            panic!("a row has six fields: {line}")
-        };
-        let begin = format!(
-            "| {program} | {gpu} | {torch} | {} | ",
-            published.replace(' ', ", ").replace(['=', '~'], " ")
+impl Figures {
+    fn new(rows: &[&str]) -> Self {
+        let figures = Self(tempfile::tempdir().unwrap());
+        figures.list(rows);
+        figures.write(
+            "figures_causes.tsv",
+            "# cause\tpattern\na known cause\tknown\n",
         );
-        let end = format!(" | `harness exec {options} -- {command}` |");
-        let row = page
-            .lines()
-            .find_map(|line| line.strip_prefix(&begin)?.strip_suffix(&end));
-        let here = row.unwrap_or_else(|| panic!("the page lacks {begin}…{end}"));
-        let here: Vec<&str> = here.split(", ").collect();
-        assert_eq!(here.len(), published.split(' ').count(), "{line}");
-        for (published, here) in published.split(' ').zip(here) {
-            let bytes: f64 = here.split(' ').nth(1).unwrap().parse().unwrap();
-            let (name, value) = published.split_once(['=', '~']).unwrap();
-            let rounded = if value.contains('.') {
-                format!("{:.3}", bytes / f64::from(1 << 30))
-            } else {
-                bytes.to_string()
-            };
-            assert_eq!(
-                (here.split(' ').next(), rounded == value),
-                (Some(name), published.contains('=')),
-                "{line}"
-            );
-            figures += 1;
-        }
+        figures.write(
+            "page.md",
+            "# Title\n\n<!-- begin: ci/figures writes this -->\n<!-- end -->\n\nText\n",
+        );
+        figures.executable(
+            "harness",
+            "while [ \"$1\" != -- ]; do shift; done\nshift\nexec \"$@\"",
+        );
+        figures.executable("python", "echo 2.8.0+cu128");
+        figures
     }
-    assert_eq!((list.lines().count(), figures), (123, 284));
+
+    fn write(&self, name: &str, text: &str) {
+        fs::write(self.0.path().join(name), text).unwrap();
+    }
+
+    fn executable(&self, name: &str, script: &str) {
+        self.write(name, &format!("#!/bin/sh\n{script}\n"));
+        let path = self.0.path().join(name);
+        fs::set_permissions(path, fs::Permissions::from_mode(0o755)).unwrap();
+    }
+
+    fn list(&self, rows: &[&str]) {
+        let head = "# program\tsource\tGPU\ttorch\toptions\tcommand\tpublished";
+        self.write(
+            "list.tsv",
+            &format!("{head}\n{}\n", rows.join("\n").replace(" | ", "\t")),
+        );
+    }
+
+    fn read(&self, name: &str) -> String {
+        fs::read_to_string(self.0.path().join(name)).unwrap()
+    }
+
+    /// The figure, the published and our value, and the cause, of each row of the results.
+    fn results(&self) -> Vec<String> {
+        let table = self.read("page.tsv");
+        let rows = table.lines().skip(1);
+        rows.map(|row| row.split('\t').skip(5).collect::<Vec<_>>().join(" "))
+            .collect()
+    }
+
+    /// What the script prints, and whether its exit code is 0.
+    fn run(&self, arguments: &[&str]) -> (String, bool) {
+        let path = |name| self.0.path().join(name);
+        let mut script = Command::new("python3");
+        script.arg(ci().join("figures"));
+        script.arg("--list").arg(path("list.tsv"));
+        script.arg("--page").arg(path("page.md")).args(arguments);
+        script
+            .arg(path("python"))
+            .env("HARNESS", path("harness"))
+            .env("LIMIT", "60");
+        let output = script.output().unwrap();
+        let text = [output.stdout, output.stderr].concat();
+        (String::from_utf8(text).unwrap(), output.status.success())
+    }
+}
+
+#[test]
+fn a_published_figure_is_compared_in_its_unit_to_its_last_digit() {
+    let row =
+        |command, published| format!("mine | ours | GPU | 2.8.0 | - | {command} | {published}");
+    let bytes = "echo figure peak 3318637056; echo figure peak 3318637056";
+    let ranks = "echo figure peak 3318637056; echo figure peak 3318637568";
+    for (command, published, result, succeeds) in [
+        (bytes, "peak=3.091GiB", "peak 3.091GiB 3318637056 ", true),
+        (
+            bytes,
+            "peak=3318637056",
+            "peak 3318637056 3318637056 ",
+            true,
+        ),
+        (
+            bytes,
+            "peak=3.092GiB",
+            "peak 3.092GiB 3318637056 not known",
+            false,
+        ),
+        (
+            bytes,
+            "peak=3318637057",
+            "peak 3318637057 3318637056 not known",
+            false,
+        ),
+        (
+            bytes,
+            "end=0.000GiB",
+            "end 0.000GiB - the program does not print it",
+            false,
+        ),
+        (
+            ranks,
+            "peak=3.091GiB",
+            "peak 3.091GiB 3318637056 or 3318637568 not known",
+            false,
+        ),
+        (
+            "echo figure a/known=1 2MiB",
+            "a/known=1=3MiB",
+            "a/known=1 3MiB 2MiB a known cause",
+            true,
+        ),
+        (
+            "echo figure peak 2.0MiB; exit 3",
+            "peak=2.0MiB",
+            "peak 2.0MiB 2.0MiB ",
+            false,
+        ),
+        (
+            "echo ValueError: no; exit 1",
+            "peak=1MiB",
+            "peak 1MiB - ValueError: no",
+            false,
+        ),
+    ] {
+        let figures = Figures::new(&[&row(command, published)]);
+        let (text, success) = figures.run(&[]);
+        assert_eq!(
+            (figures.results(), success),
+            (vec![result.to_owned()], succeeds),
+            "{text}"
+        );
+    }
+}
+
+#[test]
+fn what_cannot_run_says_why_and_the_other_figures_run() {
+    let figures = Figures::new(&[
+        "first | someone/missing@abc | GPU | 2.8.0 | - | echo figure peak 1 | peak=1",
+        "second | ours | GPU | 2.4.1 | - | echo figure peak 1 | peak=1",
+        "third | ours | GPU | 2.8.0 | - | echo figure peak 1 | peak=1 other=2furlongs",
+    ]);
+    let folder = figures.0.path().to_str().unwrap();
+    let (text, _) = figures.run(&["--repositories", folder]);
+    assert!(
+        text.contains(&format!(
+            "not run: 1 figures: no repository: git clone https://github.com/someone/missing \
+             {folder}/someone/missing\nnot run: 1 figures: no PYTHON with torch 2.4.1\n"
+        )),
+        "{text}"
+    );
+    let unit = "known are bytes without a unit, KiB, MiB, GiB, kB, MB, GB";
+    let expected = [
+        "peak 1 1 ".to_owned(),
+        format!("other 2furlongs - unknown unit of 2furlongs; {unit}"),
+    ];
+    assert_eq!(figures.results(), expected);
+
+    figures.list(&["mine | ours | GPU | 2.8.0 | - | true"]);
+    let (text, success) = figures.run(&[]);
+    assert!(!success);
+    assert!(
+        text.contains("list.tsv:2: 6 cells instead of 7, separated by tabs"),
+        "{text}"
+    );
+}
+
+#[test]
+fn only_new_and_changed_rows_run_and_the_page_has_their_counts() {
+    let row = |name, command| format!("{name} | ours | GPU | 2.8.0 | - | {command} | {name}=1MiB");
+    let [first, second] = [
+        row(
+            "peak_allocated",
+            "echo ran >> log; echo figure peak_allocated 1MiB",
+        ),
+        row("peak_reserved", "echo figure peak_reserved 2MiB"),
+    ];
+    let figures = Figures::new(&[&first, &second]);
+    let folder = figures.0.path().to_str().unwrap();
+    let log = format!("{folder}/log");
+    figures.list(&[&first.replace("log", &log), &second]);
+    assert!(figures.run(&["--shard", "1/2"]).1);
+    assert_eq!(figures.results(), ["peak_allocated 1MiB 1MiB "]);
+    assert!(!figures.run(&[]).1);
+    assert_eq!(figures.read("log"), "ran\n", "it has a result");
+    let page = figures.read("page.md");
+    assert!(
+        page.starts_with("# Title\n\n") && page.ends_with("\n\nText\n"),
+        "{page}"
+    );
+    assert!(
+        page.contains("\n| ours | GPU | 2 | 2 | 1 of 1 | 0 of 1 |  |\n"),
+        "{page}"
+    );
+    assert!(page.contains("\n| not known | ours | 1 |\n"), "{page}");
+    assert!(
+        figures
+            .read("page.svg")
+            .contains("2 peaks of real GPUs: 1 differences are zero")
+    );
+
+    figures.list(&[
+        &first.replace("log", &log).replace("=1MiB", "=3MiB"),
+        &second,
+    ]);
+    figures.run(&[]);
+    let results = figures.results();
+    assert_eq!(results[0], "peak_allocated 3MiB 1MiB not known");
+    assert_eq!(figures.read("log"), "ran\n", "the program did not change");
+}
+
+/// The committed page is the one that `ci/figures` writes from the committed results.
+#[test]
+fn the_page_of_real_figures_has_the_counts_of_its_results_and_each_result_its_row() {
+    let book = ci().join("../harness/book/src");
+    let figures = Figures::new(&[]);
+    for name in ["figures.tsv", "figures_causes.tsv"] {
+        figures.write(name, &fs::read_to_string(ci().join(name)).unwrap());
+    }
+    for name in ["real-figures.md", "real-figures.tsv", "real-figures.svg"] {
+        figures.write(name, &fs::read_to_string(book.join(name)).unwrap());
+    }
+    let folder = figures.0.path();
+    let mut script = Command::new("python3");
+    script.arg(ci().join("figures"));
+    script.arg("--list").arg(folder.join("figures.tsv"));
+    script.arg("--page").arg(folder.join("real-figures.md"));
+    assert!(script.status().unwrap().success());
+    for name in ["real-figures.md", "real-figures.tsv", "real-figures.svg"] {
+        let committed = fs::read_to_string(book.join(name)).unwrap();
+        assert!(figures.read(name) == committed, "{name}: run `ci/figures`");
+    }
+    assert!(figures.read("real-figures.tsv").len() < 300_000);
 }
 
 #[test]

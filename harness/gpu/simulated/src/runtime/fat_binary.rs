@@ -36,6 +36,9 @@ struct Entry {
     unread: [u32; 3],
     /// The compute capability, for example 86.
     capability: u32,
+    also_unread: [u64; 3],
+    /// The bytes of the code before compression. Zero for code that is not compressed.
+    uncompressed: u64,
 }
 
 const WRAPPER_MAGIC: u32 = 0x4662_43b1;
@@ -64,7 +67,7 @@ pub(crate) unsafe fn chosen_code(wrapper: usize, device: u32) -> Option<u32> {
 }
 
 /// Returns the size of the machine code in an image that a program loads: of an ELF file, or of the
-/// largest one in a fat binary, because the driver loads one of them. Zero for other images, such
+/// largest one in a fat binary before compression, because the driver loads one of them. Zero for other images, such
 /// as PTX, whose machine code has an unknown size.
 ///
 /// # Safety
@@ -77,7 +80,7 @@ pub(crate) unsafe fn code_bytes(image: usize) -> Bytes {
                 entries(image)
                     .iter()
                     .filter(|entry| entry.kind == CUBIN)
-                    .map(|entry| entry.size)
+                    .map(|entry| entry.size.max(entry.uncompressed))
                     .max()
                     .unwrap_or(0),
             );
@@ -166,7 +169,7 @@ unsafe fn entries_with_code<'a>(image: usize) -> Vec<(Entry, &'a [u8])> {
         let Header { size, entries, .. } = *header;
         let mut at = header.byte_add(usize::from(size)).cast::<Entry>();
         let end = at.byte_add(usize::try_from(entries).unwrap_or(0));
-        while at < end {
+        while at < end && end.byte_offset_from_unsigned(at) >= size_of::<Entry>() {
             let entry = at.read_unaligned();
             let (kind, size) = (
                 entry.kind,
@@ -190,24 +193,27 @@ unsafe fn entries_with_code<'a>(image: usize) -> Vec<(Entry, &'a [u8])> {
 mod tests {
     use super::*;
 
-    fn entry(kind: u16, capability: u32) -> Vec<u8> {
+    /// An entry with eight bytes of code, and this size before compression.
+    fn entry(kind: u16, capability: u32, uncompressed: u64) -> Vec<u8> {
         let mut bytes = [kind.to_ne_bytes(), 1_u16.to_ne_bytes()].concat();
         bytes.extend(64_u32.to_ne_bytes());
         bytes.extend(8_u64.to_ne_bytes());
         bytes.extend([0; 12]);
         bytes.extend(capability.to_ne_bytes());
-        bytes.resize(64 + 8, 0);
+        bytes.extend([0; 24]);
+        bytes.extend(uncompressed.to_ne_bytes());
+        bytes.extend([0; 8]);
         bytes
     }
 
     #[test]
-    fn the_newest_code_for_a_device_is_chosen() {
+    fn the_newest_code_for_a_device_is_chosen_and_has_its_size_before_compression() {
         let entries = [
-            entry(CUBIN, 75),
-            entry(CUBIN, 80),
-            entry(CUBIN, 86),
-            entry(CUBIN, 90),
-            entry(PTX, 90),
+            entry(CUBIN, 75, 0),
+            entry(CUBIN, 80, 0),
+            entry(CUBIN, 86, 4096),
+            entry(CUBIN, 90, 0),
+            entry(PTX, 90, 1 << 20),
         ]
         .concat();
         let mut bytes = [
@@ -234,7 +240,7 @@ mod tests {
         // SAFETY: as above.
         assert_eq!(unsafe { chosen_code(0, 89) }, None);
         // SAFETY: as above.
-        assert_eq!(unsafe { code_bytes(address) }, Bytes(8));
+        assert_eq!(unsafe { code_bytes(address) }, Bytes(4096));
     }
 
     #[test]

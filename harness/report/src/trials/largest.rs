@@ -1,8 +1,7 @@
 //! The largest value of a parameter that fits on each GPU.
 
 use harness_allocator::units::Bytes;
-use harness_exec::trials::largest::{LargestReport, LargestRow};
-use harness_exec::trials::settings::Basis;
+use harness_exec::trials::largest::{Evidence, LargestReport, LargestRow};
 
 use super::{Grid, Parts, words};
 
@@ -80,6 +79,12 @@ fn notes(report: &LargestReport) -> Vec<String> {
                 row.gpu
             ));
         }
+        if row.is_refuted {
+            notes.push(format!(
+                "{}: a run refuted a prediction, so more runs followed.",
+                row.gpu
+            ));
+        }
         if let Some(exception) = row.exception {
             notes.push(format!(
                 "{}: {name} {exception} does not fit, although a larger one does.",
@@ -102,12 +107,17 @@ fn notes(report: &LargestReport) -> Vec<String> {
             "The program made the same requests with different values: does it use {name}?"
         ));
     }
-    let is_predicted = |row: &LargestRow| row.basis == Basis::Predicted;
-    if report.rows.iter().any(is_predicted) {
+    let has = |basis: Evidence| report.rows.iter().any(|row| row.basis == basis);
+    if has(Evidence::NextPredicted) {
+        notes.push(format!(
+            "next predicted: the program ran on this GPU with the largest {name}. A replay of its \
+             requests with the next one runs out of memory."
+        ));
+    }
+    if has(Evidence::Predicted) {
         notes.push(
-            "predicted: by replays of what was recorded on a GPU with the same compute capability \
-             and number of multiprocessors, where runs confirmed the prediction. `--fresh` runs \
-             all rows."
+            "predicted: by replays of what was recorded on the other GPUs. No peak is shown where \
+             they predict different ones. `--fresh` runs all rows."
                 .to_owned(),
         );
     }

@@ -4,19 +4,25 @@
 //! Recordings of two runs show each request as a function of the value. Replays predict the largest
 //! value from them, and two runs confirm it: one that fits, and one with the next value. If they do
 //! not, the search goes on between the values that are known.
+//!
+//! The GPU with the most memory is first, so other GPUs need smaller values than were recorded. A
+//! GPU with the lowest compute capability is next: the run with its predicted value shows what the
+//! requests of GPUs have in common. If all are equal, other GPUs need no run. If not, a GPU with
+//! the highest compute capability runs too, and those for which the recordings predict different
+//! values.
 
-use std::collections::BTreeMap;
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::OsString;
 use std::str::FromStr;
 
-use harness_allocator::units::Bytes;
+use harness_allocator::{named_enum, units::Bytes};
 use harness_gpu_settings::attempts::{Attempt, Outcome};
 use harness_trace::program::{Replayed, Scaled};
 use serde::Serialize;
 
 use super::observed::{Ending, Observed};
 use super::runner::First;
-use super::settings::Basis;
 use super::{Trial, each, replay};
 use crate::torch_record::Caller;
 
@@ -28,6 +34,9 @@ const SECOND: f64 = 8.0;
 const NEAR: f64 = 0.9;
 /// The ratio of values from which a range is split by factors.
 const FAR: f64 = 4.0;
+/// The compute capability at which PyTorch gives cuBLAS a larger workspace than before and after
+/// (`CublasHandlePool.cpp` of PyTorch 2.11).
+const HOPPER: (u32, u32) = (9, 0);
 /// The forms of [`Parameter`] in options.
 const FORMS: &str = "expected NAME=FIRST..LAST, NAME=FIRST..LAST:STEP or NAME=VALUE,VALUE…, as in \
      `batch=1..4096`, `batch=8..4096:8` or `length=512,1024,2048`";
@@ -120,6 +129,24 @@ impl LargestCase {
     fn is_like(&self, other: &Self) -> bool {
         (self.kind, &self.others) == (other.kind, &other.others)
     }
+
+    const fn capability(&self) -> (u32, u32) {
+        (self.kind.0, self.kind.1)
+    }
+}
+
+named_enum! {
+    /// What shows the largest value of a row.
+    #[derive(Serialize)]
+    #[serde(rename_all = "kebab-case")]
+    Evidence {
+        /// Runs on this GPU with this value and the next one.
+        Confirmed = "confirmed",
+        /// A run on this GPU with this value, and a replay with the next one.
+        NextPredicted = "next predicted",
+        /// Replays of recordings of other GPUs.
+        Predicted = "predicted",
+    }
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
@@ -151,8 +178,10 @@ pub struct LargestRow {
     pub peak_reserved: Option<u64>,
     /// The next value, which does not fit; `None` if every value fits.
     pub next: Option<Next>,
-    pub basis: Basis,
+    pub basis: Evidence,
     pub runs: usize,
+    /// `true` if a run refuted a prediction, so that more runs were needed.
+    pub is_refuted: bool,
     /// A value that did not fit although a larger one did.
     pub exception: Option<u64>,
     /// Why the search ended early.
@@ -214,6 +243,12 @@ impl Known {
         (low, above.next().map_or(count, |(index, _)| *index))
     }
 
+    /// Returns whether runs contradict this prediction.
+    fn refutes(&self, fitting: usize) -> bool {
+        let below = fitting.checked_sub(1).and_then(|index| self.0.get(&index));
+        self.fits(fitting) || matches!(below, Some(Tried::TooLarge { .. }))
+    }
+
     /// Returns a value that does not fit below one that does.
     fn exception(&self) -> Option<usize> {
         let (low, _) = self.open(usize::MAX);
@@ -230,9 +265,12 @@ struct Model {
     is_usable: bool,
     /// `true` after runs have confirmed a prediction.
     is_confirmed: bool,
+    /// `true` if runs contradict a prediction of more recordings than a line needs.
+    is_irregular: bool,
 }
 
 /// What replays predict.
+#[derive(Clone, Copy)]
 struct Guess {
     /// How many values fit.
     fitting: usize,
@@ -258,17 +296,46 @@ impl<E: Send> LargestSearch<'_, E> {
         let mut models: Vec<Model> = Vec::new();
         // Ranks of parallel runs would meet at one port.
         let mut jobs = 1;
-        for case in self.cases {
-            let Some(row) = self.row(case, &mut models, &mut jobs)? else {
-                report.is_interrupted = true;
+        let mut rows: Vec<Option<LargestRow>> = self.cases.iter().map(|_| None).collect();
+        for index in self.order() {
+            let row = self.row(&self.cases[index], &mut models, &mut jobs)?;
+            report.is_interrupted = row.is_none();
+            rows[index] = row;
+            if report.is_interrupted {
                 break;
-            };
-            report.runs += row.runs;
-            report.rows.push(row);
+            }
         }
+        report.rows = rows.into_iter().flatten().collect();
+        report.runs = report.rows.iter().map(|row| row.runs).sum();
         let is_constant = |model: &Model| model.is_usable && model.requests.is_constant();
         report.has_no_effect = models.iter().any(is_constant);
         Ok(report)
+    }
+
+    /// Orders cases with the same other parameters: first the most memory, then the lowest and the
+    /// highest compute capability, then the rest by memory.
+    fn order(&self) -> Vec<usize> {
+        let mut order: Vec<usize> = (0..self.cases.len()).collect();
+        order.sort_by_key(|index| {
+            let case = &self.cases[*index];
+            let place = self.cases.iter().position(|at| at.others == case.others);
+            (place, Reverse(case.trial.memory))
+        });
+        let kind = |index: &usize| self.cases[*index].kind;
+        for group in
+            order.chunk_by_mut(|one, other| self.cases[*one].others == self.cases[*other].others)
+        {
+            let rest = group.get_mut(1..).unwrap_or_default();
+            if let Some(lowest) = (0..rest.len()).min_by_key(|at| kind(&rest[*at])) {
+                rest[..=lowest].rotate_right(1);
+            }
+            let rest = rest.get_mut(1..).unwrap_or_default();
+            let highest = (0..rest.len()).max_by_key(|at| (kind(&rest[*at]), Reverse(*at)));
+            if let Some(highest) = highest {
+                rest[..=highest].rotate_right(1);
+            }
+        }
+        order
     }
 
     /// Returns `None` if the user interrupted.
@@ -278,10 +345,10 @@ impl<E: Send> LargestSearch<'_, E> {
         models: &mut Vec<Model>,
         jobs: &mut usize,
     ) -> Result<Option<LargestRow>, E> {
-        let values = &self.parameter.values;
         if let Some(row) = self.predicted(case, models) {
             return Ok(Some(row));
         }
+        let values = &self.parameter.values;
         let mut row = self.empty_row(case);
         let mut known = Known::default();
         loop {
@@ -290,13 +357,17 @@ impl<E: Send> LargestSearch<'_, E> {
                 break;
             }
             let guess = self.boundary(case, models);
-            // After both sides of the first guess from another GPU.
-            let is_near = known.0.len() == 2
-                && guess
-                    .as_ref()
-                    .is_some_and(|guess| !models[guess.model].of.is_like(case));
-            let fitting = guess.as_ref().map(|guess| guess.fitting);
-            let tried = self.next((low, high), fitting, is_near);
+            if let Some(guess) = guess.filter(|guess| known.refutes(guess.fitting)) {
+                let model = &mut models[guess.model];
+                model.is_irregular |= model.of.is_like(case) && model.requests.len() > 2;
+            }
+            if let Some(guess) = guess.filter(|guess| self.is_settled(case, models, &known, guess))
+            {
+                row.basis = Evidence::NextPredicted;
+                confirm(models, case, guess.model);
+                break;
+            }
+            let tried = self.next(case, models, &known, guess);
             let run = |index: &usize| (self.run)(case, values[*index]);
             let runs = each(*jobs, &tried, self.progress, run)?;
             let meets_at_port = runs.iter().flatten().any(|run| run.observed.port.is_some());
@@ -312,27 +383,35 @@ impl<E: Send> LargestSearch<'_, E> {
                         return Ok(Some(row));
                     }
                 };
-                learn(
-                    models,
-                    case,
-                    (values[index], run),
-                    !self.memory_of_libraries,
-                );
+                let is_predictable = !self.memory_of_libraries;
+                learn(models, case, (values[index], run), is_predictable);
             }
-            let is_right = |guess: &Guess| {
-                known.open(values.len()) == (guess.fitting, guess.fitting)
-                    && guess.peak_reserved
-                        == guess
-                            .fitting
-                            .checked_sub(1)
-                            .and_then(|at| peak_at(&known, at))
-            };
-            if let Some(guess) = guess.filter(is_right) {
+            let Some(guess) = guess else { continue };
+            row.is_refuted |= known.refutes(guess.fitting) && models[guess.model].of.is_like(case);
+            let is_closed = known.open(values.len()) == (guess.fitting, guess.fitting);
+            if is_closed && has_peak(&known, &guess) {
                 confirm(models, case, guess.model);
             }
         }
         self.fill(&mut row, &known);
         Ok(Some(row))
+    }
+
+    /// Returns whether a run on this GPU fits as predicted, and made the requests that another GPU
+    /// predicts, up to constant workspaces. The runs of that GPU confirmed its prediction.
+    fn is_settled(
+        &self,
+        case: &LargestCase,
+        models: &[Model],
+        known: &Known,
+        guess: &Guess,
+    ) -> bool {
+        let (low, high) = known.open(self.parameter.values.len());
+        has_confirmed(models, case)
+            && models[guess.model].of.is_like(case)
+            && low == guess.fitting
+            && low < high
+            && has_peak(known, guess)
     }
 
     fn empty_row(&self, case: &LargestCase) -> LargestRow {
@@ -344,8 +423,9 @@ impl<E: Send> LargestSearch<'_, E> {
             largest: None,
             peak_reserved: None,
             next: None,
-            basis: Basis::Confirmed,
+            basis: Evidence::Confirmed,
             runs: 0,
+            is_refuted: false,
             exception: None,
             failure: None,
         }
@@ -373,25 +453,72 @@ impl<E: Send> LargestSearch<'_, E> {
         row.exception = known.exception().map(|index| values[index]);
     }
 
-    /// Predicts a case that is like a confirmed one.
+    /// Predicts a case that is like a confirmed one, or for which all confirmed ones predict the
+    /// same value.
     fn predicted(&self, case: &LargestCase, models: &[Model]) -> Option<LargestRow> {
-        let is_proof = |model: &Model| model.is_confirmed && model.of.is_like(case);
-        let Guess {
-            fitting,
-            peak_reserved,
-            ..
-        } = self.guess(case, models, models.iter().position(is_proof)?)?;
+        let guesses = self.agreeing(case, models)?;
+        let first = guesses.first()?;
+        let is_sure = guesses
+            .iter()
+            .all(|guess| guess.peak_reserved == first.peak_reserved);
         let values = &self.parameter.values;
         Some(LargestRow {
-            largest: fitting.checked_sub(1).map(|at| values[at]),
-            peak_reserved: peak_reserved.map(|peak| peak.0),
-            next: values.get(fitting).map(|value| Next {
+            largest: first.fitting.checked_sub(1).map(|at| values[at]),
+            peak_reserved: first.peak_reserved.filter(|_| is_sure).map(|peak| peak.0),
+            next: values.get(first.fitting).map(|value| Next {
                 value: *value,
                 ..Next::default()
             }),
-            basis: Basis::Predicted,
+            basis: Evidence::Predicted,
             ..self.empty_row(case)
         })
+    }
+
+    /// Returns the predictions of confirmed models if they are evidence for this case and agree on
+    /// the largest value.
+    fn agreeing(&self, case: &LargestCase, models: &[Model]) -> Option<Vec<Guess>> {
+        let is_confirmed =
+            |at: &usize| models[*at].is_confirmed && models[*at].of.others == case.others;
+        let confirmed: Vec<usize> = (0..models.len()).filter(is_confirmed).collect();
+        if let Some(own) = confirmed.iter().find(|at| models[**at].of.is_like(case)) {
+            return Some(vec![self.guess(case, models, *own)?]);
+        }
+        let is_hopper = case.capability() == HOPPER;
+        let all = self.guesses(case, models, &confirmed)?;
+        let capabilities = |of: &[Guess]| -> BTreeSet<(u32, u32)> {
+            of.iter()
+                .map(|guess| models[guess.model].of.capability())
+                .collect()
+        };
+        let recorded = capabilities(&all);
+        // Programs take other paths on GPUs that are older than all that were recorded.
+        if recorded.len() < 2
+            || recorded.first() > Some(&case.capability())
+            || (is_hopper && !recorded.contains(&HOPPER))
+        {
+            return None;
+        }
+        let first = all[0];
+        if all.iter().all(|guess| {
+            (guess.fitting, guess.peak_reserved) == (first.fitting, first.peak_reserved)
+        }) {
+            return Some(all);
+        }
+        // The requests depend on the GPU.
+        let near: Vec<Guess> = all
+            .into_iter()
+            .filter(|guess| is_hopper || models[guess.model].of.capability() != HOPPER)
+            .collect();
+        let recorded = capabilities(&near);
+        let is_between = recorded.first() <= Some(&case.capability())
+            && recorded.last() >= Some(&case.capability());
+        let first = near.first()?.fitting;
+        (recorded.len() > 1 && is_between && near.iter().all(|guess| guess.fitting == first))
+            .then_some(near)
+    }
+
+    fn guesses(&self, case: &LargestCase, models: &[Model], of: &[usize]) -> Option<Vec<Guess>> {
+        of.iter().map(|at| self.guess(case, models, *at)).collect()
     }
 
     /// Guesses from the requests of a case that is like this one, or at least of one with the same
@@ -400,7 +527,11 @@ impl<E: Send> LargestSearch<'_, E> {
         let mut order: Vec<usize> = (0..models.len())
             .filter(|index| models[*index].of.others == case.others)
             .collect();
-        order.sort_by_key(|index| !models[*index].of.is_like(case));
+        let is_hopper = |case: &LargestCase| case.capability() == HOPPER;
+        order.sort_by_key(|index| {
+            let of = &models[*index].of;
+            (!of.is_like(case), is_hopper(of) != is_hopper(case))
+        });
         order
             .into_iter()
             .find_map(|index| self.guess(case, models, index))
@@ -437,18 +568,35 @@ impl<E: Send> LargestSearch<'_, E> {
         })
     }
 
-    /// Chooses values to run, between these indices: both sides of the prediction; without one, the
-    /// first value and twice as much, multiples of the largest that fits, or parts of the rest.
-    fn next(&self, (low, high): (usize, usize), guess: Option<usize>, is_near: bool) -> Vec<usize> {
+    /// Chooses values to run: both sides of the prediction, or only its lower side if another GPU
+    /// has confirmed both; without one, the first value and a multiple of it, multiples of the
+    /// largest that fits, or parts of the rest.
+    fn next(
+        &self,
+        case: &LargestCase,
+        models: &[Model],
+        known: &Known,
+        guess: Option<Guess>,
+    ) -> Vec<usize> {
         let values = &self.parameter.values;
-        let sides = guess.map_or_else(Vec::new, |fitting| {
+        let (low, high) = known.open(values.len());
+        let is_open = |index: &usize| (low..high).contains(index);
+        if let Some(Guess { fitting, .. }) = guess {
             let sides = [fitting.checked_sub(1), Some(fitting)];
-            let is_open = |index: &usize| (low..high).contains(index);
-            sides.into_iter().flatten().filter(is_open).collect()
-        });
-        if !sides.is_empty() {
-            return sides;
+            let sides: Vec<usize> = sides.into_iter().flatten().filter(is_open).collect();
+            if !sides.is_empty() {
+                let count = if has_confirmed(models, case) {
+                    1
+                } else {
+                    sides.len()
+                };
+                return sides[..count].to_vec();
+            }
         }
+        // After the first guess from another GPU.
+        let is_near =
+            known.0.len() == 1 && guess.is_some_and(|guess| !models[guess.model].of.is_like(case));
+        let jobs = if guess.is_some() { 1 } else { self.jobs };
         // Sizes can grow with the square of the value, so parts of a wide range are factors.
         let at = |value: f64| {
             let at = values.partition_point(|other| (*other as f64) < value);
@@ -458,15 +606,15 @@ impl<E: Send> LargestSearch<'_, E> {
         let mut tried: Vec<usize> = if low == 0 && high == values.len() {
             vec![0, at(SECOND * least)]
         } else if high == values.len() {
-            (1..=self.jobs as i32)
+            (1..=jobs as i32)
                 .map(|power| at(least * 2_f64.powi(power)))
                 .collect()
-        } else if is_near {
+        } else if is_near && low == 0 {
             // A GPU with a larger workspace: a little less shows how much.
             vec![at(NEAR * values[high] as f64)]
         } else {
             let most = values[high] as f64;
-            let parts = self.jobs.min(high - low) + 1;
+            let parts = jobs.min(high - low) + 1;
             let part = |part: usize| {
                 let part = part as f64 / parts as f64;
                 if most > FAR * least {
@@ -553,6 +701,19 @@ fn peak_at(known: &Known, index: usize) -> Option<Bytes> {
     }
 }
 
+fn has_peak(known: &Known, guess: &Guess) -> bool {
+    let at = guess.fitting.checked_sub(1);
+    guess.peak_reserved == at.and_then(|at| peak_at(known, at))
+}
+
+/// Returns whether runs confirmed a prediction for another GPU.
+fn has_confirmed(models: &[Model], case: &LargestCase) -> bool {
+    let is_base = |model: &Model| {
+        model.is_confirmed && model.of.others == case.others && !model.of.is_like(case)
+    };
+    models.iter().any(is_base)
+}
+
 /// Adds what a run requested to the model of its case.
 fn learn(
     models: &mut Vec<Model>,
@@ -569,6 +730,7 @@ fn learn(
             requests: Scaled::default(),
             is_usable: true,
             is_confirmed: false,
+            is_irregular: false,
         });
     }
     // PyTorch reads the amount of free memory for the text of an out-of-memory error.
@@ -592,6 +754,9 @@ fn learn(
 /// Marks the model whose prediction was right: the case's own, or a copy of the one that it used.
 fn confirm(models: &mut Vec<Model>, case: &LargestCase, used: usize) {
     let used = &mut models[used];
+    if used.is_irregular {
+        return;
+    }
     if used.of.is_like(case) {
         used.is_confirmed = true;
         return;
@@ -601,6 +766,7 @@ fn confirm(models: &mut Vec<Model>, case: &LargestCase, used: usize) {
         requests: used.requests.clone(),
         is_usable: true,
         is_confirmed: true,
+        is_irregular: false,
     };
     models.retain(|model| !model.of.is_like(case));
     models.push(copy);

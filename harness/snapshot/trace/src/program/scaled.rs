@@ -25,6 +25,10 @@ impl Scaled {
         self.recordings.is_empty()
     }
 
+    pub const fn len(&self) -> usize {
+        self.recordings.len()
+    }
+
     /// Returns the recordings of another GPU, whose constant workspaces differ: each size changes
     /// by as much as in this recording of that GPU.
     #[must_use]
@@ -73,7 +77,8 @@ impl Scaled {
 
     /// Returns the program with this value. Each size is a polynomial through the nearest
     /// recordings with the same requests: a line if that explains them, otherwise a parabola, as
-    /// for attention scores. Returns `None` if no two recordings have the same requests, except for
+    /// for attention scores. Of two recordings, a size that grows with the square of the value is
+    /// such a parabola. Returns `None` if no two recordings have the same requests, except for
     /// their sizes.
     pub fn at(&self, value: u64) -> Option<RecordedProgram> {
         let mut near: Vec<&(u64, RecordedProgram)> = self.recordings.iter().collect();
@@ -142,7 +147,8 @@ fn has_shape_of(one: &RecordedProgram, other: &RecordedProgram) -> bool {
 }
 
 /// Returns the value at `at` of the line through the first two points if it meets a third,
-/// otherwise of the parabola through the three. A result below zero is zero.
+/// otherwise of the parabola through the three, or of the parabola through the origin that two
+/// points have. A result below zero is zero.
 fn interpolated(points: &[(u64, u64)], at: u64) -> u64 {
     let wide = |(x, y): (u64, u64)| (i128::from(x), i128::from(y));
     let line = |x: i128| {
@@ -150,7 +156,17 @@ fn interpolated(points: &[(u64, u64)], at: u64) -> u64 {
         y0 + ((y1 - y0) * (x - x0)).div_euclid(x1 - x0)
     };
     let at = i128::from(at);
+    let is_square = || {
+        let [(x0, y0), (x1, y1)] = [points[0], points[1]].map(wide);
+        let scaled = |y: i128, x: i128| y.checked_mul(x)?.checked_mul(x);
+        x0 * x1 != 0 && y0 != y1 && scaled(y0, x1).is_some_and(|y| Some(y) == scaled(y1, x0))
+    };
     let value = match points.get(2).map(|point| wide(*point)) {
+        None if is_square() => {
+            let (x, y) = wide(points[0]);
+            let scaled = y.checked_mul(at).and_then(|y| y.checked_mul(at));
+            scaled.map_or_else(|| line(at), |y| y / (x * x))
+        }
         Some((x2, y2)) if line(x2) != y2 => {
             let [(x0, y0), (x1, y1)] = [points[0], points[1]].map(wide);
             let terms = [
@@ -233,6 +249,16 @@ mod tests {
         let two = scaled(&[3, 6], linear);
         assert_eq!(two.at(50), Some(linear(50)));
         assert!(!two.is_constant() && scaled(&[3, 6], |_| linear(1)).is_constant());
+    }
+
+    #[test]
+    fn two_recordings_give_sizes_that_grow_with_the_square() {
+        let square = |value: u64| program(&[4096, 7 * value, 16 * value * value]);
+        assert_eq!(scaled(&[1, 8], square).at(300), Some(square(300)));
+        assert_eq!(
+            scaled(&[0, 8], |value| program(&[value])).at(4),
+            Some(program(&[4]))
+        );
     }
 
     #[test]

@@ -126,8 +126,8 @@ fn predictions_find_what_trying_every_value_finds_with_few_runs() {
         assert_eq!(row.largest, by_trying(case, 1..=4096), "{row:?}");
         assert_eq!(row.next.as_ref().unwrap().value, row.largest.unwrap() + 1);
     }
-    let first = &report.rows[0];
-    assert_eq!(first.basis, Basis::Confirmed);
+    let first = &report.rows[2];
+    assert_eq!(first.basis, Evidence::Confirmed);
     assert_eq!(
         first.next.as_ref().unwrap().location.as_deref(),
         Some("train.py:31")
@@ -135,27 +135,105 @@ fn predictions_find_what_trying_every_value_finds_with_few_runs() {
     assert!(first.next.as_ref().unwrap().lacks > Some(0));
     assert_eq!(
         report.rows[1].basis,
-        Basis::Predicted,
+        Evidence::Predicted,
         "{runs:?} {report:?}"
     );
     assert!(runs.len() <= 8, "{runs:?}");
     assert_eq!(report.runs, runs.len());
 }
 
-#[test]
-fn a_gpu_of_another_kind_is_confirmed_by_two_runs() {
-    let other = LargestCase {
-        kind: (8, 0, 108),
-        ..case("other", 24 << 10)
+/// Ten GPUs of six compute capabilities.
+fn ten() -> Vec<LargestCase> {
+    let of = |(index, (kind, gib)): (usize, &((u32, u32, u32), u64))| LargestCase {
+        kind: *kind,
+        ..case(&format!("gpu {index}"), gib << 10)
     };
-    let (report, _) = search_by(
-        "batch=1..4096",
-        &[case("one", 4096), other.clone()],
-        |case, value| run_of(case, &requests(value)),
+    [
+        ((8, 9, 142), 44),
+        ((9, 0, 132), 140),
+        ((9, 0, 132), 79),
+        ((8, 0, 108), 79),
+        ((8, 0, 108), 39),
+        ((8, 6, 84), 47),
+        ((12, 0, 170), 31),
+        ((8, 9, 128), 23),
+        ((8, 9, 58), 21),
+        ((7, 5, 40), 14),
+    ]
+    .iter()
+    .enumerate()
+    .map(of)
+    .collect()
+}
+
+#[test]
+fn a_table_of_ten_gpus_takes_five_runs_if_all_make_the_same_requests() {
+    let cases = ten();
+    let of = |value: u64| vec![100, 20 + 3 * value, 22 + 7 * value];
+    let (report, runs) = search_by("batch=1..100000", &cases, |case, value| {
+        run_of(case, &of(value))
+    });
+    assert_eq!(runs.len(), 5, "{runs:?}");
+    for (case, row) in cases.iter().zip(&report.rows) {
+        let fits = |value: u64| !run_of(case, &of(value)).observed.ended_out_of_memory;
+        assert!(
+            fits(row.largest.unwrap()) && !fits(row.largest.unwrap() + 1),
+            "{row:?}"
+        );
+        assert!(row.peak_reserved.is_some() && !row.is_refuted);
+    }
+    let basis = |gpu: usize| report.rows[gpu].basis;
+    assert_eq!(
+        [1, 9, 0].map(basis),
+        [
+            Evidence::Confirmed,
+            Evidence::NextPredicted,
+            Evidence::Predicted
+        ]
     );
-    let row = &report.rows[1];
-    assert_eq!((row.largest, row.runs), (by_trying(&other, 1..=4096), 2));
-    assert_eq!(row.basis, Basis::Confirmed);
+}
+
+#[test]
+fn gpus_with_other_workspaces_run_where_recordings_predict_different_values() {
+    let cases = ten();
+    let of = |case: &LargestCase, value: u64| {
+        let workspace = if case.capability() == HOPPER { 32 } else { 20 };
+        vec![workspace, 100 + 30 * value]
+    };
+    let (report, runs) = search_by("batch=1..100000", &cases, |case, value| {
+        run_of(case, &of(case, value))
+    });
+    assert!((6..9).contains(&runs.len()), "{runs:?}");
+    for (case, row) in cases.iter().zip(&report.rows) {
+        let fits = |value: u64| !run_of(case, &of(case, value)).observed.ended_out_of_memory;
+        assert!(
+            fits(row.largest.unwrap()) && !fits(row.largest.unwrap() + 1),
+            "{row:?}"
+        );
+        assert!(row.basis == Evidence::Predicted || row.peak_reserved.is_some());
+    }
+}
+
+#[test]
+fn an_older_gpu_and_a_refuted_prediction_are_run() {
+    // The oldest GPU has no kernel without attention scores, and one step needs twice the memory.
+    let of = |case: &LargestCase, value: u64| match case.capability() {
+        (7, _) => vec![100, 20 + 9 * value, value * value],
+        _ if value > 3000 => vec![100, 40 + 18 * value],
+        _ => vec![100, 20 + 9 * value],
+    };
+    let cases = ten();
+    let (report, _) = search_by("batch=1..100000", &cases, |case, value| {
+        run_of(case, &of(case, value))
+    });
+    for (case, row) in cases.iter().zip(&report.rows) {
+        let fits = |value: u64| !run_of(case, &of(case, value)).observed.ended_out_of_memory;
+        assert!(
+            fits(row.largest.unwrap()) && !fits(row.largest.unwrap() + 1),
+            "{row:?}"
+        );
+    }
+    assert!(report.rows[1].is_refuted, "{report:?}");
 }
 
 #[test]
@@ -196,7 +274,12 @@ fn a_program_that_looks_at_free_memory_is_not_predicted() {
     };
     let cases = [case("one", 4096), case("two", 8192)];
     let (report, _) = search_by("batch=1..4096", &cases, run);
-    assert!(report.rows.iter().all(|row| row.basis == Basis::Confirmed));
+    assert!(
+        report
+            .rows
+            .iter()
+            .all(|row| row.basis == Evidence::Confirmed)
+    );
     assert_eq!(report.rows[1].largest, by_trying(&cases[1], 1..=4096));
 }
 

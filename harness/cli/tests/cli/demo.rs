@@ -62,6 +62,30 @@ fn the_demo_explains_an_error_and_shows_a_broken_recovery_without_other_programs
     assert!(page.contains("extract_features.py"));
 }
 
+/// `tests/torch_programs` compares the recording with a run.
+#[test]
+fn the_readme_has_the_table_of_the_demo() {
+    let folder = TempDir::new().unwrap();
+    let demo = text(&harness(folder.path(), "", &["demo"]).stdout);
+    let table = demo
+        .lines()
+        .map(str::trim_end)
+        .skip_while(|line| !line.contains("injected failures"))
+        .take_while(|line| !line.starts_with("Without "))
+        .collect::<Vec<_>>();
+    let current = format!("```text\n{}\n```\n", table.join("\n").trim());
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../README.md");
+    let readme = fs::read_to_string(&path).unwrap();
+    let [start, end] = ["<!-- excerpt: every fault -->\n", "<!-- end -->"];
+    let (before, rest) = readme.split_once(start).unwrap();
+    let (excerpt, after) = rest.split_once(end).unwrap();
+    if std::env::var_os("UPDATE").is_some() {
+        fs::write(path, format!("{before}{start}{current}{end}{after}")).unwrap();
+    } else {
+        assert_eq!(excerpt, current, "run with UPDATE=1");
+    }
+}
+
 #[test]
 fn the_commands_that_the_demo_prints_for_its_files_run() {
     let folder = TempDir::new().unwrap();

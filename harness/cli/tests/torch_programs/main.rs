@@ -6,8 +6,8 @@
 //! packages; `ci/torch` creates one. [`CUDNN`] names `libcudnn_graph.so.9` of `pip install
 //! --no-deps nvidia-cudnn-cu13==9.19.0.56`. Without them, the tests are ignored, with the reason.
 //!
-//! With [`ALL`]=1, all trials run. Without it, trials that only repeat a check with another
-//! program, GPU or setting are ignored.
+//! With [`ALL`]=1, all trials run, as every night. Without it, trials that only repeat a check with
+//! another program, GPU or setting are ignored, and some trials check fewer cases: [`runs_all`].
 
 mod claims;
 #[path = "../kept_report/mod.rs"]
@@ -55,12 +55,13 @@ fn main() -> ExitCode {
         let why = format!("{CUDNN} names no library of cuDNN");
         Skip::new(why, WITH_CUDNN)
     });
-    let every = match std::env::var_os(ALL) {
-        Some(_) => python.clone(),
-        None => python.clone().and_then(|_| {
+    let every = if runs_all() {
+        python.clone()
+    } else {
+        python.clone().and_then(|_| {
             let why = "they repeat a check with another program, GPU or setting";
             Err(Skip::new(why, WITH_ALL))
-        }),
+        })
     };
     // Trials start in this order, so the longest are first.
     let mut trials = Vec::new();
@@ -115,11 +116,14 @@ fn main() -> ExitCode {
             .iter()
             .any(|text| row.options.contains(text) || row.program == *text)
     };
-    let brief = ["retry.py", "workers.py"];
+    let brief = ["workers.py"];
     // Comparisons of many runs. Those of other programs run every night.
     let python_for = |is_brief: bool| if is_brief { &python } else { &every };
     let mut copied: BTreeMap<String, Row> = BTreeMap::new();
-    for row in rows("expected.tsv").filter(is_first) {
+    for row in rows("expected.tsv")
+        .chain(rows("expected_nightly.tsv"))
+        .filter(is_first)
+    {
         copied.entry(row.program.clone()).or_insert(row);
     }
     let larger = rows("recorded.tsv").filter(|row| !row.options.contains("--alloc-conf"));
@@ -142,8 +146,8 @@ fn main() -> ExitCode {
     for row in predicted {
         if row.program == "mlp_adam.py" {
             let row = row.clone();
-            let check = move |python: &Path| predictions_equal_runs(&row, &EIGHT[..4], python);
-            let name = "mlp_adam.py: predictions for four settings equal runs";
+            let check = move |python: &Path| predictions_equal_runs(&row, &EIGHT[..3], python);
+            let name = "mlp_adam.py: predictions for three settings equal runs";
             trials.push(of_python(name, &python, check));
         }
         let name = format!("{}: predictions for eight settings equal runs", row.program);
@@ -177,10 +181,10 @@ fn main() -> ExitCode {
             .chain(rows("expected_nightly.tsv"))
             .filter(is_limited)
             .map(|mut row| {
-                let python = python_for(
-                    copied[&row.program].options == row.options
-                        || row.options.contains("cudaMalloc:5:4"),
-                );
+                let is_brief = row.options.contains("cudaMalloc:5:4")
+                    || row.program == "halve_on_oom.py"
+                        && copied[&row.program].options == row.options;
+                let python = python_for(is_brief);
                 row.options.insert_str(0, LIMITED);
                 trial(row, python, printed)
             }),
@@ -224,8 +228,14 @@ fn main() -> ExitCode {
                 Skip::new(format!("the Python lacks {package}"), remedy)
             })
         });
-        let check =
-            move |python: &Path| ends_cleanly(python, &["-m", module, processes], "launched.py");
+        let faults = if runs_all() {
+            "--every-fault"
+        } else {
+            "--every-fault=sample:1"
+        };
+        let check = move |python: &Path| {
+            ends_cleanly(python, &["-m", module, processes], "launched.py", faults)
+        };
         trials.push(of_python(
             &format!("{name}: an out of memory error of the program is a clean end"),
             &python,
@@ -236,16 +246,11 @@ fn main() -> ExitCode {
         let why = format!("{TRITON} names no folder with Triton");
         Skip::new(why, WITH_TRITON)
     });
-    let check = |python: &Path| ends_cleanly(python, &[], "triton_kernel.py");
+    let check = |python: &Path| ends_cleanly(python, &[], "triton_kernel.py", "--every-fault");
     trials.push(of_python(
         "Triton: an out of memory error of the program is a clean end",
         &python.clone().and_then(|python| triton.map(|_| python)),
         check,
-    ));
-    trials.push(of_python(
-        "a broken recovery is reported as in the README",
-        &python,
-        a_broken_recovery_is_reported_as_in_the_readme,
     ));
     trials.push(of_python(
         "a broken recovery is recorded in the demo",
@@ -380,6 +385,11 @@ fn main() -> ExitCode {
         advised,
     ));
     trials::run(&arguments, trials)
+}
+
+/// Whether trials run that only repeat a check with another program, GPU or setting.
+fn runs_all() -> bool {
+    std::env::var_os(ALL).is_some()
 }
 
 /// A program with its arguments, options of `harness exec`, and its expected figures.
@@ -807,14 +817,19 @@ fn a_correct_recovery_survives_each_fault(python: &Path) -> Result<(), Failed> {
 }
 
 /// Frameworks print more after the traceback, and Triton does at the end of a process.
-fn ends_cleanly(python: &Path, launcher: &[&str], program: &str) -> Result<(), Failed> {
+fn ends_cleanly(
+    python: &Path,
+    launcher: &[&str],
+    program: &str,
+    faults: &str,
+) -> Result<(), Failed> {
     let mut command = harness();
     command
         .args([
             "exec",
             "--memory",
             "1GiB",
-            "--every-fault",
+            faults,
             "--expect",
             "ends-cleanly",
             "--format",
@@ -1061,8 +1076,13 @@ fn ranks_that_wait_forever(python: &Path) -> Result<(), Failed> {
         .into_iter()
         .flat_map(|(mode, lines)| ["copies", "cpu"].map(|values| (mode, values, lines)));
     // Values change only what the collectives exchange.
+    let with_values: &[&str] = if runs_all() {
+        &["oom", "sizes"]
+    } else {
+        &["sizes"]
+    };
     let runs: Vec<_> = of_both
-        .filter(|(mode, values, _)| *values == "copies" || ["oom", "sizes"].contains(mode))
+        .filter(|(mode, values, _)| *values == "copies" || with_values.contains(mode))
         .collect();
     // Most of the time is that of waits.
     harness_base::parallel::in_parallel_by(6, &runs, check)?;
@@ -1242,60 +1262,8 @@ fn killed_processes(python: &Path) -> Result<(), Failed> {
     Ok(())
 }
 
-/// The broken program ends with OutOfMemoryError outside of its loop, and with another error in its
-/// first step.
-fn a_broken_recovery_is_reported_as_in_the_readme(python: &Path) -> Result<(), Failed> {
-    let path = root().join("README.md");
-    let readme = std::fs::read_to_string(&path)?;
-    let (before, rest) = readme
-        .split_once("<!-- excerpt: every fault -->\n")
-        .ok_or("the README lacks the start of the excerpt")?;
-    let (excerpt, after) = rest
-        .split_once("<!-- end -->")
-        .ok_or("the README lacks the end of the excerpt")?;
-    let mut command = harness();
-    command.args([
-        "exec",
-        "--memory",
-        "4GiB",
-        "--every-fault=sample:4",
-        "--expect",
-        "recovers",
-        "--",
-    ]);
-    let output = command
-        .arg(python)
-        .arg("broken_recovery.py")
-        .current_dir(folder())
-        .env_remove("PYTORCH_ALLOC_CONF")
-        .output()?;
-    let text = String::from_utf8_lossy(&output.stdout);
-    let lines = text
-        .lines()
-        .map(str::trim_end)
-        .skip_while(|line| !line.contains("allocation") && !line.contains("injected"));
-    let shown: Vec<&str> = lines
-        .take_while(|line| {
-            !line.starts_with("Without failures") && !line.starts_with("Without injected")
-        })
-        .collect();
-    let current = format!("```text\n{}\n```\n", shown.join("\n").trim());
-    if output.status.code() == Some(1) && std::env::var_os("UPDATE").is_some() {
-        std::fs::write(
-            path,
-            format!("{before}<!-- excerpt: every fault -->\n{current}<!-- end -->{after}"),
-        )?;
-    } else if output.status.code() != Some(1) || current != excerpt {
-        return Err(format!(
-            "{:?}, and the output differs from the README; run with UPDATE=1: {text}",
-            output.status
-        )
-        .into());
-    }
-    Ok(())
-}
-
-/// `harness demo` shows this recording.
+/// `harness demo` shows this recording, and the README its table. The broken program ends with
+/// OutOfMemoryError outside of its loop, and with another error in its first step.
 fn a_broken_recovery_is_recorded_in_the_demo(python: &Path) -> Result<(), Failed> {
     let path = root().join("harness/cli/src/demo/broken_recovery.json");
     let options = "exec --memory 4GiB --every-fault=sample:4 --expect recovers --format json --";
@@ -1968,14 +1936,28 @@ const ONCE: [(&str, &str); 15] = [
     ("no_read", ""),
 ];
 
+/// Modes that repeat the check of another mode on the other side of the first use of the GPU, or
+/// that of another test. They run every night.
+const SIMILAR: [&str; 8] = [
+    "nothing",
+    "temporary",
+    "python_after_use",
+    "saves",
+    "removes_after_use",
+    "starts",
+    "input",
+    "shell",
+];
+
 fn effects(python: &Path) -> Result<(), Failed> {
     let folder = tempfile::tempdir()?;
     let script = self::folder().join("effects.py");
-    let cases: Vec<_> = REPEATED
+    let mut cases: Vec<_> = REPEATED
         .into_iter()
         .map(|mode| (mode, None))
         .chain(ONCE.map(|(mode, why)| (mode, Some(why))))
         .collect();
+    cases.retain(|(mode, _)| runs_all() || !SIMILAR.contains(mode));
     let check = |(mode, why): &(&str, Option<&str>)| -> Result<(), String> {
         let place = folder.path().join(mode);
         std::fs::create_dir(&place)

@@ -9,6 +9,8 @@ use std::ffi::{c_int, c_longlong, c_void};
 use harness_gpu_settings::export;
 use harness_gpu_settings::ffi::{Out, write};
 
+use crate::world::forget_output;
+
 /// At the start of a descriptor of a matrix in CSR.
 #[repr(C)]
 #[derive(Clone, Copy)]
@@ -79,9 +81,9 @@ fn count(number: c_longlong) -> u64 {
 export! {
     cusparseCreateCsr(
         matrix: Out<'_, *mut u8>, rows: c_longlong, columns: c_longlong, nonzeros: c_longlong,
-        _: *const c_void, _: *const c_void, _: *const c_void, _: c_int, index: c_int, _: c_int,
-        kind: c_int
+        offsets: u64, columns_of: u64, values: u64, _: c_int, index: c_int, _: c_int, kind: c_int
     ) = {
+        [offsets, columns_of, values].into_iter().for_each(forget_output);
         let [rows, columns, nonzeros] = [rows, columns, nonzeros].map(count);
         // `cusparseIndexType_t` is 2 for 32 bits and 3 for 64.
         let index = if index == 3 { 8 } else { 4 };
@@ -89,8 +91,11 @@ export! {
     };
     cusparseCreateDnMat(
         matrix: Out<'_, *mut u8>, _: c_longlong, columns: c_longlong, _: c_longlong,
-        _: *const c_void, _: c_int, _: c_int
-    ) = describe(matrix, Dense { columns: count(columns) });
+        values: u64, _: c_int, _: c_int
+    ) = {
+        forget_output(values);
+        describe(matrix, Dense { columns: count(columns) })
+    };
     cusparseSpMM_bufferSize(
         _: usize, operation: c_int, _: c_int, _: *const c_void, matrix: Option<&Matrix>, _: usize,
         _: *const c_void, result: Option<&Dense>, _: c_int, algorithm: c_int, bytes: Out<'_, u64>

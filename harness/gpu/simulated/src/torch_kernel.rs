@@ -116,6 +116,16 @@ impl List {
         }
     }
 
+    /// The tags and payloads of numbers and flags.
+    fn numbers(&self, bool_tag: u32) -> Vec<(u32, u64)> {
+        let elements = self.elements.all().iter();
+        let number = |element: &Value| match element.tag {
+            tag if tag == bool_tag => (tag, u64::from(element.payload as u8)),
+            tag => (tag, element.payload as u64),
+        };
+        elements.map(number).collect()
+    }
+
     /// A list of this type, which needs no reference to the type.
     fn empty_like(&self) -> Self {
         self.over(&mut [])
@@ -201,11 +211,12 @@ struct Known {
     /// The offsets of the storage in the object of a tensor, and of the address in the storage.
     /// `None` if only PyTorch finds the address.
     storage: Option<[usize; 2]>,
-    /// Lists of tensors, integers and numbers, which belong to nobody.
-    lists: [List; 3],
+    /// Lists of tensors, integers, numbers and flags, which belong to nobody.
+    lists: [List; 4],
     bool_tag: u32,
     list_tag: u32,
     device_tag: u32,
+    string_tag: u32,
     copy: Handle,
 }
 
@@ -872,7 +883,7 @@ impl Known {
     }
 
     fn is_object(&self, value: Value) -> bool {
-        self.torch.is_defined(value) || value.tag == self.list_tag
+        self.torch.is_defined(value) || [self.list_tag, self.string_tag].contains(&value.tag)
     }
 
     /// Adds a reference to an object, with PyTorch if only it can.
@@ -1106,9 +1117,22 @@ static PROBE: Mutex<Option<Probe>> = Mutex::new(None);
 
 impl Probe {
     /// Checks the arguments of the probe: a tensor of 2 × 3 numbers of the CPU, 1.5, 7, true, a
-    /// list of this tensor, the second GPU, and the lists 8, 9 and 2.5, 10.
+    /// list of this tensor, the second GPU, the lists 8, 9 and 2.5, 10, a text, and the list true,
+    /// false.
     fn checked(mut self, keys: u64, arguments: &[Value]) -> Option<Known> {
-        let [tensor, double, int, bool, list, device, ints, numbers] = arguments else {
+        let [
+            tensor,
+            double,
+            int,
+            bool,
+            list,
+            device,
+            ints,
+            numbers,
+            string,
+            flags,
+        ] = arguments
+        else {
             return None;
         };
         (tensor.tag == TENSOR).then(|| self.known.find_places(tensor))??;
@@ -1129,30 +1153,29 @@ impl Probe {
         let is_list = list_of.counts.load(Ordering::Relaxed) as u32 > 0
             && matches!(list_of.elements.all(), [element]
                 if element.tag == TENSOR && element.payload == tensor.payload);
-        let [ints, numbers] = [ints, numbers].map(|list_value| {
+        let [ints, numbers, flags] = [ints, numbers, flags].map(|list_value| {
             // SAFETY: as above.
             unsafe { &*ptr::with_exposed_provenance::<List>(list_value.payload) }
         });
-        let are_lists = [ints, numbers].map(|list| {
-            list.elements
-                .all()
-                .iter()
-                .map(|element| (element.tag, element.payload as u64))
-                .collect::<Vec<_>>()
-        }) == [
-            vec![(INT, 8), (INT, 9)],
-            vec![(DOUBLE, 2.5_f64.to_bits()), (INT, 10)],
-        ];
+        let are_lists = [ints, numbers, flags].map(|list| list.numbers(bool.tag))
+            == [
+                vec![(INT, 8), (INT, 9)],
+                vec![(DOUBLE, 2.5_f64.to_bits()), (INT, 10)],
+                vec![(bool.tag, 1), (bool.tag, 0)],
+            ];
         let is_device = device.payload as u16 == 0x0101;
-        let tags = [NONE, TENSOR, DOUBLE, INT, bool.tag, list.tag, device.tag];
+        let tags = [
+            NONE, TENSOR, DOUBLE, INT, bool.tag, list.tag, device.tag, string.tag,
+        ];
         let differ = (1..tags.len()).all(|index| !tags[..index].contains(&tags[index]));
         let are_keys = keys & !torch.other_keys == torch.cpu_keys;
-        self.known.lists = [list_of, ints, numbers].map(List::empty_like);
+        self.known.lists = [list_of, ints, numbers, flags].map(List::empty_like);
         [
             self.known.bool_tag,
             self.known.list_tag,
             self.known.device_tag,
-        ] = [bool.tag, list.tag, device.tag];
+            self.known.string_tag,
+        ] = [bool.tag, list.tag, device.tag, string.tag];
         (is_tensor
             && are_numbers
             && is_bool
@@ -1204,8 +1227,8 @@ unsafe extern "C-unwind" fn probe(
         return;
     };
     let python = probe.python;
-    // SAFETY: PyTorch passes a stack that ends with eight arguments.
-    let arguments = unsafe { (*stack).last(8) };
+    // SAFETY: PyTorch passes a stack that ends with ten arguments.
+    let arguments = unsafe { (*stack).last(10) };
     if let Some(known) = probe.checked(keys, arguments) {
         let _ = KNOWN.set(known);
     }
@@ -1249,10 +1272,11 @@ unsafe extern "C" fn harness_values_probe(torch: *const Torch, name: *const c_ch
         elements: 0,
         shape: 0,
         storage: None,
-        lists: [const { List::empty() }; 3],
+        lists: [const { List::empty() }; 4],
         bool_tag: 0,
         list_tag: 0,
         device_tag: 0,
+        string_tag: 0,
     };
     *PROBE.lock().unwrap_or_else(PoisonError::into_inner) = Some(Probe { known, python });
     kernel

@@ -171,9 +171,7 @@ fn forget_outputs(registers: *const u64, stack: *const u64) {
         ]
     };
     for address in words.into_iter().flatten().copied() {
-        if world::is_device_memory(address) && copied::may_know(address) {
-            world::machine().state().copied.forget_around(address);
-        }
+        world::forget_output(address);
     }
 }
 

@@ -24,8 +24,8 @@ use crate::memory::{DeviceMemory, FIRST_ADDRESS, device_of};
 use crate::opened::{Handle, Opened};
 use crate::pools::Pools;
 use crate::{
-    calls::Calls, clock::Streams, contexts::Contexts, copied::CopiedBytes, execution::Execution,
-    host::HostMemory, torch_allocator,
+    calls::Calls, clock::Streams, contexts::Contexts, copied, copied::CopiedBytes,
+    execution::Execution, host::HostMemory, torch_allocator,
 };
 use harness_gpu_settings::arrays::ArrayDescriptor;
 use harness_gpu_settings::attempts::{Attempt, Attempts, Outcome};
@@ -150,6 +150,13 @@ extern "C" fn harness_failures_end() {
 /// Returns whether an address is on a device. Host addresses of x86-64 are lower.
 pub(crate) const fn is_device_memory(address: u64) -> bool {
     address >= FIRST_ADDRESS
+}
+
+/// Forgets the copy around a word, if the word is an address to which code of the GPU may write.
+pub(crate) fn forget_output(word: u64) {
+    if is_device_memory(word) && copied::any() && copied::may_know(word) {
+        machine().state().copied.forget_around(word);
+    }
 }
 
 impl Machine {

@@ -1,5 +1,6 @@
 # Describes the operations of PyTorch whose results on small tensors the library computes, although kernels are no-ops: see torch_kernel/small.rs.
 import ctypes
+import re
 import threading
 
 import harness_torch_kernel as torch_kernel
@@ -9,36 +10,28 @@ from torch import library as torch_library
 _C = torch._C
 # Torch does not use this dispatch key.
 _KEY = "Fake"
-# All overloads, also those that change an argument.
-_COMPUTED = """
-fill zero copy arange linspace logspace eye tril triu tril_indices triu_indices
-abs neg sign sgn signbit ceil floor round trunc frac reciprocal sqrt rsqrt exp exp2 expm1 log log2 log10 log1p sin cos tan asin acos atan sinh cosh tanh
-asinh acosh atanh erf erfc erfinv lgamma digamma sigmoid logit relu leaky_relu elu gelu silu mish hardtanh hardswish hardsigmoid softplus threshold
-log_sigmoid_forward clamp clamp_min clamp_max nan_to_num isnan isinf isposinf isneginf logical_not bitwise_not
-add sub rsub mul div floor_divide remainder fmod pow maximum minimum fmax fmin atan2 hypot copysign lerp addcmul addcdiv xlogy nextafter gcd lcm
-eq ne lt le gt ge logical_and logical_or logical_xor bitwise_and bitwise_or bitwise_xor bitwise_left_shift bitwise_right_shift __lshift__ __rshift__
-__ilshift__ __irshift__ where masked_fill heaviside
-threshold_backward sigmoid_backward tanh_backward gelu_backward silu_backward leaky_relu_backward elu_backward softplus_backward hardtanh_backward
-hardswish_backward
-sum nansum mean prod max min amax amin aminmax all any argmax argmin norm linalg_vector_norm std var std_mean var_mean logsumexp cumsum cumprod cummax
-cummin logcumsumexp count_nonzero median nanmedian _softmax _log_softmax _softmax_backward_data _log_softmax_backward_data
-index index_select index_put _index_put_impl index_fill index_add index_copy gather scatter scatter_add scatter_reduce take put masked_select masked_scatter
-nonzero equal embedding searchsorted bucketize cat flip roll sort topk kthvalue histc isin trace dot vdot mm mv addmm addmv bmm baddbmm addr cross _cdist_forward
-mse_loss mse_loss_backward smooth_l1_loss smooth_l1_loss_backward huber_loss huber_loss_backward binary_cross_entropy binary_cross_entropy_backward
-nll_loss_forward nll_loss_backward
-_foreach_add _foreach_sub _foreach_mul _foreach_div _foreach_pow _foreach_sqrt _foreach_neg _foreach_abs _foreach_exp _foreach_log _foreach_reciprocal
-_foreach_sign _foreach_zero _foreach_copy _foreach_lerp _foreach_addcmul _foreach_addcdiv _foreach_maximum _foreach_minimum _foreach_clamp_min
-_foreach_norm _foreach_max _foreach_clamp_max _foreach_round _foreach_floor _foreach_ceil _foreach_rsqrt
-_amp_foreach_non_finite_check_and_unscale _amp_update_scale _fused_sgd _fused_adagrad
-""".split()
-# Not computed. They change tensors through addresses that launches do not find.
+# All operations with kernels of the GPU are computed, but for these. Random numbers, and results that the definition leaves open, are not known afterwards.
 _UNKNOWN = """
-uniform normal random bernoulli exponential cauchy log_normal geometric randperm multinomial _fused_adam _fused_adamw
+empty empty_strided native_dropout fractional_max_pool2d fractional_max_pool3d linalg_eig linalg_qr geqrf linalg_ldl_factor_ex embedding_bag_forward_only
+_assert_async _pin_memory _embedding_bag_dense_backward _embedding_bag_per_sample_weights_backward
 """.split()
+# Results that the definition leaves open, for example the signs of eigenvectors, by their indices.
+_OPEN_RESULTS = {"_linalg_svd": (0, 2), "_linalg_eigh": (1,), "mode": (1,), "_embedding_bag": (1, 2, 3), "linalg_lstsq": (1, 2, 3)}
+# They write no values.
+_LEFT = """
+_efficientzerotensor resize_ set_ record_stream _local_scalar_dense _fused_sdp_choice is_set_to _has_same_storage_numel
+""".split()
+# Operations that consist of others for each device.
+_COMPOSED = "aten::copy_", "aten::convolution", "aten::mv", "aten::ldexp.Tensor"
 # They ignore the earlier values of the tensor that they change.
 _OVERWRITING = "fill_", "zero_", "copy_", "_foreach_zero_", "_foreach_copy_"
+_OVERWRITING_ALL = "_cummax_helper", "_cummin_helper"
+# The GPU reads the size of the first result in a dimension (the first number among the arguments, or 0), or the result itself.
+_READING = "nonzero", "equal", "_unique2", "unique_dim", "unique_consecutive", "unique_dim_consecutive"
+# Arguments that a forward pass changes, which schemas do not say.
+_CHANGED = "running_mean", "running_var"
 _COMPUTED_KIND, _UNKNOWN_KIND, _READ_KIND, _COPY_KIND = range(4)
-# The types of arguments, as `Types` in unboxed.rs reads them. The kernels of the GPU take integers for symbols.
+# The types of arguments, as `Types` in unboxed.rs reads them. An array of flags has their number as its letter, symbols have `I`, `J`.
 _LETTERS = {
     "Tensor": "t",
     "Optional[Tensor]": "o",
@@ -48,19 +41,21 @@ _LETTERS = {
     "Optional[number]": "q",
     "List[number]": "n",
     "int": "i",
-    "SymInt": "i",
     "Optional[int]": "j",
-    "Optional[SymInt]": "j",
     "float": "f",
     "Optional[float]": "g",
     "bool": "b",
     "Optional[bool]": "c",
     "ScalarType": "e",
     "Optional[ScalarType]": "y",
+    "Optional[Layout]": "y",
+    "Optional[MemoryFormat]": "y",
+    "Optional[Device]": "d",
     "List[int]": "z",
     "List[SymInt]": "z",
     "Optional[List[int]]": "w",
 }
+_SYMBOL = re.compile(r"\b(SymInt\??) (\w+)")
 _kept = []  # Registrations last as long as these objects.
 
 
@@ -70,45 +65,64 @@ class _Description(ctypes.Structure):
     _fields_ = [
         ("names", ctypes.c_char_p * 2),
         *((name, ctypes.c_size_t) for name in ("arguments", "returns")),
-        *((name, ctypes.c_uint64) for name in ("changed", "overwritten")),
+        *((name, ctypes.c_uint64) for name in ("changed", "overwritten", "open")),
         ("kind", ctypes.c_size_t),
         ("types", ctypes.c_char_p),
     ]
 
 
-def _schemas(name):
-    """The overloads of an operation with kernels of the GPU."""
-    for schema in _C._jit_get_schemas_for_operator(f"aten::{name}"):
-        full_name = f"{schema.name}.{schema.overload_name}" if schema.overload_name else schema.name
-        try:
-            # Others consist of operations.
-            has_kernel = _C._dispatch_has_kernel_for_dispatch_key(full_name, "CUDA") or full_name == "aten::copy_"
-        except RuntimeError:
-            continue  # An operation of TorchScript alone.
-        if has_kernel and "names" not in schema.overload_name and "dimname" not in schema.overload_name:
-            yield schema
+def _schemas():
+    """The overloads of operations with kernels of the GPU. Others consist of operations."""
+    names = (name for name in _C._dispatch_get_all_op_names() if name.startswith("aten::"))
+    found = {name for name in names if name in _COMPOSED or _C._dispatch_has_kernel_for_dispatch_key(name, "CUDA")}
+    for operation in sorted({name.partition(".")[0] for name in found}):
+        if operation.partition("::")[2] in _LEFT:
+            continue
+        for schema in _C._jit_get_schemas_for_operator(operation):
+            full_name = f"{schema.name}.{schema.overload_name}" if schema.overload_name else schema.name
+            is_view = any(result.alias_info is not None and not result.alias_info.is_write for result in schema.returns)
+            if full_name in found and not is_view:
+                yield schema
 
 
-def _description(schema, kind):
+def _description(schema):
     name = schema.name.partition("::")[2]
-    changed = [argument.alias_info is not None and argument.alias_info.is_write for argument in schema.arguments]
-    overwritten = [
-        is_changed and (argument.is_out or (index == 0 and name in _OVERWRITING)) for index, (is_changed, argument) in enumerate(zip(changed, schema.arguments))
+    is_backward = "backward" in name
+    changed = [
+        (argument.alias_info is not None and argument.alias_info.is_write) or (argument.name in _CHANGED and not is_backward) for argument in schema.arguments
     ]
-    if name in ("nonzero", "equal") and not any(changed):
+    overwritten = [
+        is_changed and ((argument.is_out and str(argument.real_type) == "Tensor") or name in _OVERWRITING_ALL or (index == 0 and name in _OVERWRITING))
+        for index, (is_changed, argument) in enumerate(zip(changed, schema.arguments))
+    ]
+    open_results = _OPEN_RESULTS.get(name, ())
+    if name in _UNKNOWN or (open_results and any(overwritten)) or any(argument.name == "generator" for argument in schema.arguments):
+        kind = _UNKNOWN_KIND
+    elif name in _READING and not any(changed):
         kind = _READ_KIND
     elif name == "copy_":
         kind = _COPY_KIND
-    bits = lambda flags: sum(1 << index for index, flag in enumerate(flags) if flag)
+    else:
+        kind = _COMPUTED_KIND
+    bits = lambda indices: sum(1 << index for index in indices)
+    of_flags = lambda flags: bits(index for index, flag in enumerate(flags) if flag)
     names = (ctypes.c_char_p * 2)(schema.name.encode(), schema.overload_name.encode())
-    return _Description(names, len(schema.arguments), len(schema.returns), bits(changed), bits(overwritten), kind, _types(schema))
+    sizes = len(schema.arguments), len(schema.returns)
+    return _Description(names, *sizes, of_flags(changed), of_flags(overwritten), bits(open_results), kind, _types(schema))
 
 
 def _types(schema):
     """A letter for the type of each argument and one for the results, or None if one has no letter."""
     if schema.name == "aten::cat":
         return None  # Its kernels take an `ITensorListRef`.
-    letters = [_LETTERS.get(str(argument.real_type)) for argument in schema.arguments]
+    symbols = dict(reversed(found) for found in _SYMBOL.findall(str(schema)))
+
+    def letter(argument):
+        if argument.N and str(argument.real_type) == "List[bool]":
+            return str(argument.N)
+        return {"SymInt": "I", "SymInt?": "J"}.get(symbols.get(argument.name)) or _LETTERS.get(str(argument.real_type))
+
+    letters = [letter(argument) for argument in schema.arguments]
     results = [(str(result.type), result.alias_info is not None and result.alias_info.is_write) for result in schema.returns]
     if all(result == ("Tensor", False) for result in results):
         letters.append("vtTUV"[len(results)] if len(results) < 5 else None)
@@ -145,6 +159,8 @@ def _watched():
         ("sum", "dim_IntList", " 6 [ 1 ] false 7 > 2", lambda: torch.sum(six, [1], dtype=torch.float64)),
         ("var", "correction", " 6 [ 0 ] 1 true > 3", lambda: torch.var(six, [0], correction=1, keepdim=True)),
         ("logit", "", " 3 0.25 > 3", lambda: torch.logit(three, eps=0.25)),
+        ("empty", "memory_format", " [ 2 ] 7 none ? false 0 > 2", lambda: torch.empty(2, dtype=torch.float64, device="cpu", memory_format=torch.contiguous_format)),
+        ("embedding", "", " 6 2 -1 false true > 6", lambda: torch.embedding(six, indices, sparse=True)),
         ("index", "Tensor", " 3 [ 2 ] > 2", lambda: three[indices]),
         ("nll_loss_forward", "", " 6 2 none 1 -100 > 1 1", lambda: torch.nn.functional.nll_loss(six, indices)),
         ("_cdist_forward", "", " 6 6 2.0 2 > 4", lambda: torch.cdist(six, six, compute_mode="donot_use_mm_for_euclid_dist")),
@@ -192,12 +208,10 @@ def begin(path):
         with torch.no_grad():
             is_unboxed = _finds_unboxed(library)
         computed = 0
-        for names, kind in ((_COMPUTED, _COMPUTED_KIND), (_UNKNOWN, _UNKNOWN_KIND)):
-            for name in names:
-                for schema in [*_schemas(name), *_schemas(name + "_")]:
-                    description = _description(schema, kind)
-                    description.types = description.types if is_unboxed else None
-                    computed += library.harness_small_compute(ctypes.byref(description), *catch)
+        for schema in _schemas():
+            description = _description(schema)
+            description.types = description.types if is_unboxed else None
+            computed += library.harness_small_compute(ctypes.byref(description), *catch)
         missing[:] = [] if computed and is_unboxed else ["the short way to values of small tensors"] if computed else missing
 
     # PyTorch may begin with the GPU inside of an operation, whose settings a new thread does not have.

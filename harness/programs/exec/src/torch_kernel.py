@@ -39,9 +39,9 @@ def prepare(library, keys_of_python):
     keys = bits(_C._dispatch_keys(tensor))
     found += keys, keys | key_set("CUDA", "AutogradCUDA", "AutocastCUDA")
     probe = torch_library.Library("harness", "DEF")
-    probe.define("probe(Tensor a, float b, int c, bool d, Tensor[] e, Device f, int[] g, Scalar[] h) -> Tensor")
+    probe.define("probe(Tensor a, float b, int c, bool d, Tensor[] e, Device f, int[] g, Scalar[] h, str i, bool[] j) -> Tensor")
     for key in ("CPU", "CUDA", keys_of_python[0]):
         probe.impl("probe", lambda *arguments: arguments[0], key)
     if library.harness_values_probe((ctypes.c_uint64 * len(found))(*found), b"harness::probe"):
-        torch.ops.harness.probe(tensor, 1.5, 7, True, [tensor], torch.device("cuda:1"), [8, 9], [2.5, 10])
+        torch.ops.harness.probe(tensor, 1.5, 7, True, [tensor], torch.device("cuda:1"), [8, 9], [2.5, 10], "text", [True, False])
     return probe

@@ -14,7 +14,8 @@ use harness_gpu_settings::ffi::{Out, write};
 
 use super::answer;
 use super::library::{Descriptor, library};
-use crate::{calls::append, world::machine};
+use crate::calls::append;
+use crate::world::{forget_output, machine};
 use harness_gpu_settings::workspaces::{Convolution, Direction, Element, Workspace, round_up};
 
 /// Numbers of `cudnnBackendDescriptorType_t` (cudnn_graph.h of cuDNN 9).
@@ -52,6 +53,8 @@ mod attribute {
 
 /// The attribute type whose elements are objects.
 const OBJECTS: i32 = 15;
+/// The type of attributes that are addresses of operands.
+const POINTERS: i32 = 6;
 /// Plans per graph.
 const PLANS: usize = 3;
 
@@ -285,6 +288,12 @@ unsafe extern "C" fn cudnnBackendSetAttribute(
     count: i64,
     elements: *const c_void,
 ) -> c_int {
+    if kind == POINTERS {
+        for index in 0..usize::try_from(count).unwrap_or(0) {
+            // SAFETY: the program passes `count` pointers.
+            forget_output(unsafe { elements.cast::<u64>().add(index).read_unaligned() });
+        }
+    }
     if let Some(library) = library() {
         // SAFETY: the program passes a descriptor of the library and `count` elements.
         return unsafe { library.set(descriptor.cast_mut().cast(), number, kind, count, elements) };

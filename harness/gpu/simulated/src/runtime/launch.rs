@@ -11,7 +11,7 @@ use super::fat_binary::chosen_code;
 use super::streams::{allow_unsafe, submit};
 use crate::code::{Code, last, message, name, put, remember, take_last};
 use crate::mangled::{self, OPERAND_WORDS, Parameter};
-use crate::world::{is_device_memory, machine};
+use crate::world::{forget_output, machine};
 use crate::{contents::launched, copied, stack::words_on_stack};
 use harness_gpu_settings::gpus::BLOCK_THREADS;
 
@@ -148,8 +148,8 @@ fn launch(
     0
 }
 
-/// Forgets the copies that arguments of a kernel point into. Of a class with unknown fields, only
-/// the first eight bytes can be a pointer.
+/// Forgets the copies that arguments of a kernel point into. Any word of a class with unknown
+/// fields can be a pointer.
 ///
 /// # Safety
 /// `arguments` has a pointer to an argument for each parameter.
@@ -164,18 +164,18 @@ unsafe fn forget_arguments(arguments: *const *const c_void, parameters: &[Parame
             // Callers pass them on the stack. The words behind a shorter class may be old pointers,
             // whose copies are forgotten without need.
             Parameter::Operands => words_on_stack(start.addr()).clamp(1, OPERAND_WORDS),
-            // A class is shorter than a pointer if the next argument starts inside of it.
-            Parameter::Class => usize::from(
-                !starts().any(|other| (1..8).contains(&other.addr().wrapping_sub(start.addr()))),
-            ),
+            // It ends before the next argument, and may be shorter than a pointer.
+            Parameter::Class => {
+                let others = starts().map(|other| other.addr().wrapping_sub(start.addr()));
+                let next = others.filter(|distance| *distance > 0).min();
+                let most = words_on_stack(start.addr()).clamp(1, OPERAND_WORDS);
+                next.map_or(most, |next| most.min(next / 8))
+            }
         };
         for index in 0..pointers {
             // SAFETY: the argument has this many pointers, or they are on the stack. The start of a
             // class is readable: arguments are on the stack or in arrays.
-            let address = unsafe { start.add(8 * index).cast::<u64>().read_unaligned() };
-            if is_device_memory(address) && copied::may_know(address) {
-                machine().state().copied.forget_around(address);
-            }
+            forget_output(unsafe { start.add(8 * index).cast::<u64>().read_unaligned() });
         }
     }
 }

@@ -19,7 +19,7 @@ use super::{
     CPU, DOUBLE, Function, Handle, INT, KNOWN, Known, List, NONE, Signature, Stack, TENSOR, Value,
     Values,
 };
-use super::{counts, element_size, get, is_in_library, list_of, release};
+use super::{counts, element_size, get, list_of, release};
 use crate::copied::{self, Kept, may_know_any};
 use crate::world::{State, is_device_memory, machine};
 use crate::{contents, reads};
@@ -28,8 +28,11 @@ mod direct;
 mod unboxed;
 
 use direct::{Direct, Number};
+use unboxed::Functions;
 
 const MOST_ELEMENTS: u64 = 64;
+/// The most elements of a tensor that repeats few.
+const MOST_REPEATED: u64 = 1 << 16;
 const MOST_DIMENSIONS: usize = 8;
 /// Slots of the table of operations: a power of two.
 const SLOTS: usize = 1 << 12;
@@ -49,6 +52,8 @@ struct Description {
     /// matter.
     changed: u64,
     overwritten: u64,
+    /// The results that the definition leaves open, as bits.
+    open: u64,
     /// An index of [`Kind::ALL`].
     kind: usize,
     /// A letter for the type of each argument and of the results, see [`unboxed::Types`]. Null if
@@ -61,8 +66,8 @@ enum Kind {
     Computed,
     /// Its results are not computed, for example random numbers.
     Unknown,
-    /// The GPU reads the number of rows of the result, or the result itself, which the CPU computes
-    /// before.
+    /// The GPU reads the size of the first result in a dimension, or the result itself, which the
+    /// CPU computes before.
     Read,
     /// It may copy known bytes of any size. The copies of the runtime and the launches know which.
     Copy,
@@ -80,6 +85,7 @@ struct Operation {
     returns: usize,
     changed: u64,
     overwritten: u64,
+    open: u64,
     kind: Kind,
     direct: Option<Direct>,
     refused: [AtomicU64; MOST_REFUSED],
@@ -154,6 +160,21 @@ impl Layout {
 
     fn is_small(&self) -> bool {
         self.elements() <= MOST_ELEMENTS
+    }
+
+    /// The layout of the elements that a larger tensor repeats, as after `expand`. `None` if they
+    /// are many.
+    fn distinct(&self) -> Option<Self> {
+        let mut distinct = *self;
+        if !self.is_small() {
+            if self.elements() > MOST_REPEATED {
+                return None;
+            }
+            for (size, stride) in distinct.sizes.iter_mut().zip(&self.strides) {
+                *size = if *stride == 0 { 1 } else { *size };
+            }
+        }
+        distinct.is_small().then_some(distinct)
     }
 
     fn is_dense(&self) -> bool {
@@ -274,9 +295,11 @@ fn range(address: u64, element: u64, sizes: &[i64], strides: &[i64]) -> Option<(
     is_device_memory(address).then_some((address, (last.cast_unsigned() + 1) * element))
 }
 
-type Shape = (i32, usize, [i64; MOST_DIMENSIONS]);
+/// Type, number of dimensions, sizes, and those of them whose elements are distinct.
+type Shape = (i32, usize, [[i64; MOST_DIMENSIONS]; 2]);
 
-/// A tensor of the CPU with memory for the elements of a small tensor, in the order of the indices.
+/// A tensor of the CPU with memory for the distinct elements of a tensor, in the order of the
+/// indices.
 struct Spare {
     shape: Shape,
     /// The address of an `at::Tensor`.
@@ -323,14 +346,25 @@ impl Hasher for Words {
 
 impl Spare {
     fn new(known: &Known, layout: &Layout) -> Option<Self> {
-        let shape = (layout.scalar_type, layout.dimensions, layout.sizes);
+        let distinct = layout.distinct()?;
+        let sizes = [layout.sizes, distinct.sizes];
+        let shape = (layout.scalar_type, layout.dimensions, sizes);
         if let Some(spare) = SPARE.with_borrow_mut(|spares| spares.get_mut(&shape)?.pop()) {
             return Some(spare);
         }
         let mut bytes = Box::new([0; MOST_ELEMENTS as usize]);
         let mut strides = [1; MOST_DIMENSIONS];
         for dimension in (0..layout.dimensions.saturating_sub(1)).rev() {
-            strides[dimension] = strides[dimension + 1] * layout.sizes[dimension + 1].max(1);
+            strides[dimension] = strides[dimension + 1] * distinct.sizes[dimension + 1].max(1);
+        }
+        for (stride, [size, distinct]) in strides.iter_mut().zip(
+            layout
+                .sizes
+                .iter()
+                .zip(&distinct.sizes)
+                .map(|(a, b)| [a, b]),
+        ) {
+            *stride = if size == distinct { *stride } else { 0 };
         }
         let mut tensor = ptr::null_mut();
         let data = bytes.as_mut_ptr().expose_provenance();
@@ -464,6 +498,7 @@ fn clear(known: &Known, values: &mut Values) {
         match value.tag {
             TENSOR => drop_reference(known, *value),
             tag if tag == known.list_tag => drop_list(known, *value),
+            tag if tag == known.string_tag => release(value.payload),
             _ => {}
         }
     }
@@ -524,11 +559,23 @@ impl Known {
         self.torch.is_defined(*value) && self.is_on_gpu(value) == Some(true)
     }
 
-    /// Returns whether a value is a plain tensor on the GPU with few elements.
+    /// Returns whether a value is a plain tensor on the GPU with few elements, or repeats few.
     fn is_small_on_gpu(&self, value: &Value) -> bool {
-        self.torch.is_defined(*value)
-            && self.elements(value) <= MOST_ELEMENTS
-            && self.is_on_gpu(value) == Some(true)
+        self.torch.is_defined(*value) && self.is_small(value) && self.is_on_gpu(value) == Some(true)
+    }
+
+    fn is_small(&self, tensor: &Value) -> bool {
+        match self.elements(tensor) {
+            0..=MOST_ELEMENTS => true,
+            elements if elements <= MOST_REPEATED => {
+                let [sizes, strides] = self.shape(tensor);
+                let places = sizes.iter().zip(strides);
+                let distinct = places.filter(|(_, stride)| **stride != 0);
+                let count: i64 = distinct.map(|(size, _)| size).product();
+                count.cast_unsigned() <= MOST_ELEMENTS
+            }
+            _ => false,
+        }
     }
 
     /// The values, with the elements of lists in their place.
@@ -562,11 +609,8 @@ impl Known {
         if !self.is_on_gpu_and_defined(value) {
             return true;
         }
-        match self.elements(value) {
-            0 => true,
-            1..=MOST_ELEMENTS => self.address(value).is_some_and(copied::may_know),
-            _ => false,
-        }
+        let is_empty = self.elements(value) == 0;
+        is_empty || (self.is_small(value) && self.address(value).is_some_and(copied::may_know))
     }
 
     /// Returns whether a kernel may run `copy_` on the GPU. The runtime copies dense tensors of the
@@ -614,6 +658,9 @@ impl Operation {
                     .all()
                     .iter()
                     .any(|element| known.is_small_on_gpu(element)),
+                None if self.changed & 1 << index != 0 => {
+                    known.is_small_on_gpu(argument) || known.known_range(argument).is_some()
+                }
                 None => known.is_small_on_gpu(argument),
             })
     }
@@ -681,7 +728,9 @@ impl Operation {
             // What a kernel reads back may be in memory of an earlier tensor.
             return Around::Compute(run, Kept::new());
         }
-        let is_computed = run.read();
+        let dimension = arguments.iter().find(|argument| argument.tag == INT);
+        let dimension = dimension.map_or(0, |dimension| dimension.payload as i64);
+        let is_computed = run.read(dimension);
         if let Some(mut values) = run.values.take_if(|_| !is_computed) {
             clear(known, &mut values);
         }
@@ -791,14 +840,13 @@ impl Run<'_> {
             // forgotten.
             let tensors: Vec<Option<Value>> = elements
                 .iter()
-                .map(|element| self.tensor(state, element, is_changed))
+                .map(|element| self.tensor(state, element, is_changed, is_overwritten))
                 .collect();
             let tensors: Option<Vec<Value>> = tensors.into_iter().collect();
             let Some(tensors) = tensors else { return false };
-            if is_overwritten
-                || !tensors
-                    .iter()
-                    .all(|tensor| !known.is_object(*tensor) || known.retain(tensor))
+            if !tensors
+                .iter()
+                .all(|tensor| !known.is_object(*tensor) || known.retain(tensor))
             {
                 return false;
             }
@@ -824,13 +872,15 @@ impl Run<'_> {
                         known,
                     )
             }
-            TENSOR => match self.tensor(state, argument, is_changed) {
+            TENSOR => match self.tensor(state, argument, is_changed, false) {
                 Some(tensor) => values.push(tensor, known),
                 None => false,
             },
             tag if tag == known.device_tag => values.push(Value { payload: CPU, tag }, known),
             NONE | DOUBLE | INT => values.push(*argument, known),
-            tag if tag == known.bool_tag => values.push(*argument, known),
+            tag if [known.bool_tag, known.string_tag].contains(&tag) => {
+                values.push(*argument, known)
+            }
             _ => false,
         }
     }
@@ -854,8 +904,14 @@ impl Run<'_> {
         layout.is_some()
     }
 
-    /// The counterpart of a tensor on the CPU, if its values are known.
-    fn tensor(&mut self, state: &State, tensor: &Value, is_changed: bool) -> Option<Value> {
+    /// The counterpart of a tensor on the CPU, if its values are known or overwritten.
+    fn tensor(
+        &mut self,
+        state: &State,
+        tensor: &Value,
+        is_changed: bool,
+        is_overwritten: bool,
+    ) -> Option<Value> {
         let known = self.known;
         if !known.torch.is_defined(*tensor) {
             return Some(*tensor);
@@ -868,12 +924,13 @@ impl Run<'_> {
             return None;
         }
         let input = self.inputs.last_mut()?;
-        let layout = input.layout.filter(|layout| layout.is_small())?;
+        let layout = input.layout?;
+        let distinct = layout.distinct()?;
         let mut spare = Spare::new(known, &layout)?;
-        input.is_known = layout.read(state, spare.bytes());
+        input.is_known = distinct.read(state, spare.bytes());
         let value = spare.value();
         input.spare = Some(spare);
-        input.is_known.then_some(value)
+        (input.is_known || is_overwritten).then_some(value)
     }
 
     /// Computes the arguments of the CPU: its results replace them. Returns whether the CPU accepts
@@ -916,10 +973,9 @@ impl Run<'_> {
         for input in self.inputs.iter_mut().filter(|input| input.is_changed) {
             input.layout = Layout::of(known, &input.tensor);
         }
-        let mut layouts = new
-            .iter()
-            .flatten()
-            .chain(self.inputs.iter().filter_map(|input| input.layout.as_ref()));
+        let changed = self.inputs.iter().filter(|input| input.is_changed);
+        let changed = changed.filter_map(|input| input.layout.as_ref());
+        let mut layouts = new.iter().flatten().chain(changed);
         let are_small = self.values.is_some() && layouts.all(Layout::is_small);
         let is_computed = are_small && (is_computed || (self.overwrite() && self.compute()));
         let mut state = machine().state();
@@ -929,8 +985,9 @@ impl Run<'_> {
                 .iter_mut()
                 .filter(|input| input.is_known && !input.is_changed)
             {
-                if let (Some(layout), Some(spare)) = (&input.layout, &mut input.spare) {
-                    layout.write(&mut state, spare.bytes());
+                let distinct = input.layout.as_ref().and_then(Layout::distinct);
+                if let (Some(distinct), Some(spare)) = (distinct, &mut input.spare) {
+                    distinct.write(&mut state, spare.bytes());
                 }
             }
         }
@@ -987,9 +1044,10 @@ impl Run<'_> {
         let computed: Vec<Value> = known.tensors(computed.unwrap_or_default()).collect();
         for (index, layout) in new.iter().enumerate() {
             let Some(layout) = layout else { continue };
-            let of_cpu = computed
-                .get(index)
-                .filter(|result| computed.len() == new.len() && known.torch.is_defined(**result));
+            let is_open = self.operation.open & 1 << index != 0;
+            let of_cpu = computed.get(index).filter(|result| {
+                computed.len() == new.len() && !is_open && known.torch.is_defined(**result)
+            });
             let from = of_cpu
                 .and_then(|result| Layout::of(known, result))
                 .filter(|from| {
@@ -1003,8 +1061,8 @@ impl Run<'_> {
     }
 
     /// Computes the result before the GPU's kernel runs, and announces the number that the kernel
-    /// reads. Returns whether the result is known.
-    fn read(&mut self) -> bool {
+    /// reads: of a tensor, its size in this dimension. Returns whether the result is known.
+    fn read(&mut self, dimension: i64) -> bool {
         if !self.compute() {
             return false;
         }
@@ -1012,7 +1070,13 @@ impl Run<'_> {
             .values
             .as_ref()
             .and_then(|values| match values.stack.all() {
-                [result] if result.tag == TENSOR => self.known.shape(result)[0].first().copied(),
+                [result, ..] if result.tag == TENSOR => {
+                    let [sizes, _] = self.known.shape(result);
+                    let from_end = if dimension < 0 { sizes.len() as i64 } else { 0 };
+                    sizes
+                        .get(usize::try_from(dimension + from_end).ok()?)
+                        .copied()
+                }
                 [result] if result.tag == self.known.bool_tag => {
                     Some((result.payload as u8).into())
                 }
@@ -1070,6 +1134,7 @@ unsafe extern "C" fn harness_small_compute(
         returns,
         changed,
         overwritten,
+        open,
         kind,
         types,
     } = description;
@@ -1087,14 +1152,8 @@ unsafe extern "C" fn harness_small_compute(
     else {
         return false;
     };
-    let unboxed = kernel
-        .unboxed
-        .each_ref()
-        .map(|function| function.load(Ordering::Acquire));
-    if !unboxed
-        .iter()
-        .all(|function| *function == 0 || is_in_library(*function))
-    {
+    let unboxed = Functions::of(kernel);
+    if !unboxed.are_known() {
         return false; // Another layout.
     }
     let new = Operation {
@@ -1105,6 +1164,7 @@ unsafe extern "C" fn harness_small_compute(
         returns,
         changed,
         overwritten,
+        open,
         kind: Kind::ALL[kind],
         direct,
         refused: Default::default(),
@@ -1117,11 +1177,8 @@ unsafe extern "C" fn harness_small_compute(
     kernel
         .function
         .store(run as *const () as usize, Ordering::Release);
-    // Without functions for unboxed arguments, PyTorch boxes them.
-    let types = types.filter(|_| unboxed[1] == 0).map(CStr::to_bytes);
-    let entry = types.and_then(|types| unboxed::entry(Some(new), unboxed[0], types));
-    kernel.unboxed[0].store(entry.unwrap_or(0), Ordering::Release);
-    kernel.unboxed[1].store(0, Ordering::Release);
+    let entry = types.and_then(|types| unboxed::entry(Some(new), unboxed, types.to_bytes()));
+    unboxed.replace(kernel, entry);
     true
 }
 

@@ -16,8 +16,10 @@ use std::mem::{MaybeUninit, offset_of};
 use std::sync::atomic::{AtomicPtr, AtomicUsize, Ordering};
 use std::{ptr, slice};
 
-use super::{Around, Handle, KNOWN, Kept, Known, List, Operation, Plan};
-use crate::torch_kernel::{DOUBLE, INT, MOST_ARGUMENTS, NONE, TENSOR, Value};
+use super::{Around, KNOWN, Kept, Known, List, Operation, Plan};
+use crate::torch_kernel::{
+    DOUBLE, INT, Kernel, MOST_ARGUMENTS, NONE, TENSOR, Value, is_in_library,
+};
 
 /// Functions for operations. `harness_small_entries` has as many.
 const MOST_ENTRIES: usize = 1 << 11;
@@ -65,10 +67,16 @@ enum Type {
     Numbers,
     Int,
     OptionalInt,
+    /// An object, which has the address of a symbol instead of a number only in traces.
+    Symbol,
+    OptionalSymbol,
     Float,
     OptionalFloat,
     Bool,
     OptionalBool,
+    /// A `std::array` with this many flags.
+    Bools(usize),
+    OptionalDevice,
     Kind,
     OptionalKind,
     Ints,
@@ -86,6 +94,44 @@ enum Results {
     Vector,
 }
 
+/// The functions of a kernel that take unboxed arguments, or 0: with numbers, and with symbols.
+#[derive(Clone, Copy)]
+pub(super) struct Functions(pub [usize; 2]);
+
+impl Functions {
+    pub(super) fn of(kernel: &Kernel) -> Self {
+        let functions = kernel.unboxed.each_ref();
+        Self(functions.map(|function| function.load(Ordering::Acquire)))
+    }
+
+    const fn only(self) -> Option<usize> {
+        match self.0 {
+            [0, 0] => None,
+            [0, function] | [function, 0] => Some(function),
+            [_, _] => None,
+        }
+    }
+
+    const fn takes_symbols(self) -> bool {
+        self.0[0] == 0
+    }
+
+    /// Returns whether each is code.
+    pub(super) fn are_known(self) -> bool {
+        let is_known = |function: &usize| *function == 0 || is_in_library(*function);
+        self.0.iter().all(is_known)
+    }
+
+    /// Replaces the only one, or removes them: then PyTorch boxes arguments.
+    pub(super) fn replace(self, kernel: &Kernel, by: Option<usize>) {
+        let own = usize::from(self.takes_symbols());
+        kernel.unboxed[own].store(by.unwrap_or(0), Ordering::Release);
+        if by.is_none() {
+            kernel.unboxed[1 - own].store(0, Ordering::Release);
+        }
+    }
+}
+
 /// The types of a function by the letters of `small_values`, and where the caller puts the
 /// arguments.
 pub(super) struct Types {
@@ -100,7 +146,8 @@ pub(super) struct Types {
 }
 
 impl Type {
-    const fn of(letter: u8) -> Option<Self> {
+    /// The type of an argument of a kernel that takes numbers or symbols.
+    const fn of(letter: u8, takes_symbols: bool) -> Option<Self> {
         Some(match letter {
             b't' => Self::Tensor,
             b'o' => Self::OptionalTensor,
@@ -111,10 +158,16 @@ impl Type {
             b'n' => Self::Numbers,
             b'i' => Self::Int,
             b'j' => Self::OptionalInt,
+            b'I' if takes_symbols => Self::Symbol,
+            b'J' if takes_symbols => Self::OptionalSymbol,
+            b'I' => Self::Int,
+            b'J' => Self::OptionalInt,
             b'f' => Self::Float,
             b'g' => Self::OptionalFloat,
             b'b' => Self::Bool,
             b'c' => Self::OptionalBool,
+            b'2'..=b'4' => Self::Bools((letter - b'0') as usize),
+            b'd' => Self::OptionalDevice,
             b'e' => Self::Kind,
             b'y' => Self::OptionalKind,
             b'z' => Self::Ints,
@@ -144,7 +197,7 @@ impl Type {
 }
 
 impl Types {
-    fn of(letters: &[u8], function: usize) -> Option<Self> {
+    fn of(letters: &[u8], functions: Functions) -> Option<Self> {
         let (results, letters) = letters.split_last()?;
         let results = match results {
             b'v' => Results::None,
@@ -161,7 +214,7 @@ impl Types {
         let (mut integers, mut doubles, mut words_on_stack) = (2 + usize::from(has_address), 0, 0);
         let mut arguments = Vec::with_capacity(letters.len());
         for letter in letters {
-            let of = Type::of(*letter)?;
+            let of = Type::of(*letter, functions.takes_symbols())?;
             let [of_integers, of_doubles, of_stack] = of.words();
             let fits = integers + of_integers <= INTEGERS && doubles + of_doubles <= DOUBLES;
             let places = if of_stack > 0 || !fits {
@@ -187,7 +240,7 @@ impl Types {
             arguments,
             results,
             words_on_stack,
-            function,
+            function: functions.only()?,
         })
     }
 }
@@ -334,10 +387,25 @@ impl Arguments {
                 }
                 Type::Int => Value::new(INT, first),
                 Type::OptionalInt => optional(second(), Value::new(INT, first)),
+                // SAFETY: the address of a symbol, which is a word.
+                Type::Symbol => Value::new(INT, unsafe { word(first, 0) }),
+                // SAFETY: the address of an optional symbol, which has a flag behind it.
+                Type::OptionalSymbol => unsafe {
+                    optional(word(first, 1), Value::new(INT, word(first, 0)))
+                },
                 Type::Float => Value::new(DOUBLE, first),
                 Type::OptionalFloat => optional(second(), Value::new(DOUBLE, first)),
                 Type::Bool => is_bool(first),
                 Type::OptionalBool => optional(first >> 8, is_bool(first)),
+                Type::Bools(count) => {
+                    let flags = (0..*count).map(|index| is_bool(first >> (8 * index)));
+                    let flags = flags.collect();
+                    self.list(known, 3, flags)
+                }
+                Type::OptionalDevice => {
+                    let device = Value::new(known.device_tag, first & 0xffff);
+                    optional(first >> 16, device)
+                }
                 Type::Kind => Value::new(INT, first & 0xff),
                 Type::OptionalKind => optional(first >> 8, Value::new(INT, first & 0xff)),
                 Type::Ints => self.ints(known, first, second()),
@@ -380,6 +448,19 @@ fn address(list: &List) -> usize {
     ptr::from_ref(list).expose_provenance()
 }
 
+/// A word of an object of C++.
+///
+/// # Safety
+/// The object has this word.
+unsafe fn word(address: usize, index: usize) -> usize {
+    // SAFETY: as the caller promises.
+    unsafe {
+        ptr::with_exposed_provenance::<usize>(address)
+            .add(index)
+            .read()
+    }
+}
+
 /// The number at an address that C++ has passed.
 fn number(known: &Known, address: usize) -> Value {
     // SAFETY: a `c10::Scalar` is there.
@@ -402,13 +483,13 @@ fn number(known: &Known, address: usize) -> Value {
 /// `None` if a type is not known, or there are too many operations.
 pub(super) fn entry(
     operation: Option<&'static Operation>,
-    function: usize,
+    functions: Functions,
     letters: &[u8],
 ) -> Option<usize> {
-    let types = Types::of(letters, function).filter(|types| {
+    let types = Types::of(letters, functions).filter(|types| {
         let count = types.arguments.len();
         let fits = operation.is_none_or(|operation| operation.arguments == count);
-        function != 0 && fits && count <= MOST_ARGUMENTS
+        fits && count <= MOST_ARGUMENTS
     })?;
     let index = USED.fetch_add(1, Ordering::Relaxed);
     let slot = OPERATIONS.get(index)?;
@@ -506,16 +587,14 @@ unsafe extern "C" fn harness_small_watch(
     let [name, overload, types] =
         [names[0], names[1], types].map(|text| unsafe { CStr::from_ptr(text) });
     let Some(known) = KNOWN.get() else { return 0 };
-    let kernel = on_cpu(known, &known.torch.find(name, overload));
-    let function = kernel[0].load(Ordering::Acquire);
-    match entry(None, function, types.to_bytes()).filter(|_| kernel[1].load(Ordering::Acquire) == 0)
-    {
-        Some(entry) => {
-            kernel[0].store(entry, Ordering::Release);
-            function
-        }
-        None => 0,
-    }
+    let handle = known.torch.find(name, overload);
+    let kernel = handle.kernel(known.on_cpu);
+    let functions = Functions::of(kernel);
+    let Some(entry) = entry(None, functions, types.to_bytes()) else {
+        return 0;
+    };
+    functions.replace(kernel, Some(entry));
+    functions.only().unwrap_or(0)
 }
 
 /// Ends what [`harness_small_watch`] began. Returns whether the description of the last call is the
@@ -535,13 +614,10 @@ unsafe extern "C" fn harness_small_watched(
     let Some(known) = KNOWN.get() else {
         return false;
     };
-    on_cpu(known, &known.torch.find(name, overload))[0].store(function, Ordering::Release);
+    let handle = known.torch.find(name, overload);
+    let kernel = handle.kernel(known.on_cpu);
+    Functions::of(kernel).replace(kernel, Some(function));
     WATCHED.take().as_bytes() == expected.to_bytes()
-}
-
-/// The functions of the CPU's kernel that take unboxed arguments.
-fn on_cpu(known: &Known, handle: &Handle) -> &'static [AtomicUsize; 2] {
-    &handle.kernel(known.on_cpu).unboxed
 }
 
 unsafe extern "C-unwind" {

@@ -15,7 +15,8 @@ fn call() -> Call {
 #[test]
 fn arguments_are_in_the_registers_and_on_the_stack_where_the_calling_convention_puts_them() {
     let words = |letters: &str| {
-        let types = Types::of(letters.as_bytes(), 0).expect("all letters are known");
+        let types =
+            Types::of(letters.as_bytes(), Functions([1, 0])).expect("all letters are known");
         let arguments = types.arguments.iter();
         let words: Vec<u64> = arguments
             .map(|(_, places)| call().word(places[0]))
@@ -46,7 +47,7 @@ fn arguments_are_in_the_registers_and_on_the_stack_where_the_calling_convention_
         "optional integers are on the stack"
     );
     assert_eq!(words("tfgbr"), (vec![3, double(0.5), double(1.5), 5], 0));
-    assert!(Types::of(b"t?r", 0).is_none());
+    assert!(Types::of(b"t?r", Functions([1, 0])).is_none());
 }
 
 #[test]

@@ -48,9 +48,12 @@ def once(function, *_, grad_to_none=None, quantiles=None, **__):
 
 
 def main():
+    import torch
     import triton
 
     triton.testing.do_bench = once
+    for name in ("kaiming_uniform_", "uniform_", "normal_"):
+        setattr(torch.nn.init, name, lambda tensor, *_, **__: tensor)
     script = sys.argv[1]
     sys.argv = sys.argv[1:]
     sys.path[0] = os.path.dirname(os.path.abspath(script))

@@ -3,7 +3,7 @@
     python ci/figures_liger.py benchmark/scripts/benchmark_KERNEL.py [ARGUMENT]...
 
 SETTING is what differs among the kernel's configurations. The current folder is the repository. Where the benchmark measures times, each function runs
-once instead of many times, because times of a simulated GPU are not real.
+twice instead of many times, because times of a simulated GPU are not real. Modules have no initial weights, because the CPU would compute them.
 """
 
 import contextlib
@@ -40,10 +40,17 @@ def print_figures(text):
             print("figure", re.sub(r"[\s\"]+", "", "/".join(filter(None, name))), f"{peak}MiB")
 
 
-def once(function, *_, grad_to_none=None, quantiles=None, **__):
+def twice(function, *_, grad_to_none=None, quantiles=None, **__):
+    import triton
+
     function()
+    driver = triton.runtime.driver.active
+    if hasattr(driver, "get_empty_cache_for_benchmark"):
+        # The benchmark writes it between two calls, and it stays in PyTorch's cache.
+        _flushed = driver.get_empty_cache_for_benchmark()
     for tensor in grad_to_none or []:
         tensor.grad = None
+    function()
     return [1.0] * len(quantiles) if quantiles else 1.0
 
 
@@ -51,7 +58,7 @@ def main():
     import torch
     import triton
 
-    triton.testing.do_bench = once
+    triton.testing.do_bench = twice
     for name in ("kaiming_uniform_", "uniform_", "normal_"):
         setattr(torch.nn.init, name, lambda tensor, *_, **__: tensor)
     script = sys.argv[1]

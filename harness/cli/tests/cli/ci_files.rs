@@ -415,6 +415,8 @@ fn only_new_and_changed_rows_run_and_the_page_has_their_counts() {
     let results = figures.results();
     assert_eq!(results[0], "peak_allocated 3MiB 1MiB not known");
     assert_eq!(figures.read("log"), "ran\n", "the program did not change");
+    figures.run(&["--again"]);
+    assert_eq!(figures.read("log"), "ran\nran\n");
 }
 
 /// The committed page is the one that `ci/figures` writes from the committed results.

@@ -67,8 +67,8 @@ pub(crate) unsafe fn chosen_code(wrapper: usize, device: u32) -> Option<u32> {
 }
 
 /// Returns the size of the machine code in an image that a program loads: of an ELF file, or of the
-/// largest one in a fat binary before compression, because the driver loads one of them. Zero for other images, such
-/// as PTX, whose machine code has an unknown size.
+/// largest one in a fat binary before compression, because the driver loads one of them. Zero for
+/// other images, such as PTX, whose machine code has an unknown size.
 ///
 /// # Safety
 /// The address is zero or that of an image.

@@ -454,11 +454,10 @@ impl Exec {
         machine: &Machine,
         run: impl FnOnce(&Machine) -> Result<(EndedProgram, Record), Failures>,
     ) -> Result<Option<HostAhead>, Failures> {
-        let waits = record.waits_of_frees();
         let Machine::Simulated(settings) = machine else {
             return Ok(None);
         };
-        if self.events != Some(Timing::Range) || waits == 0 {
+        if self.events != Some(Timing::Range) || !record.depends_on_timing() {
             return Ok(None);
         }
         let ahead = Machine::Simulated(Settings {

@@ -186,10 +186,21 @@ impl Streams {
         handle: usize,
         current: usize,
         model: Events,
+        now: u64,
     ) -> Result<bool, Code> {
-        self.stream(handle, current)?;
+        let is_waited_for = self.is_waited_for(handle, current, now)?;
         self.allow_wait(handle, current)?;
-        Ok(model == Events::Instant)
+        Ok(is_waited_for || model == Events::Instant)
+    }
+
+    /// Returns whether the host has waited for all work of a stream.
+    pub(crate) fn is_waited_for(
+        &mut self,
+        handle: usize,
+        current: usize,
+        now: u64,
+    ) -> Result<bool, Code> {
+        Ok(self.stream(handle, current)?.waited >= now)
     }
 
     pub(crate) fn create_event(&mut self) -> usize {
@@ -250,25 +261,31 @@ impl Streams {
     /// Returns [`Code::NotReady`] if an event is not complete.
     pub(crate) fn query(&mut self, event: usize, model: Events, now: u64) -> Result<(), Code> {
         self.allow_event(event)?;
-        let &mut Event { record, waited, .. } = self.event(event)?;
-        let Some((stream, at)) = record else {
+        let Some(at) = self.pending_since(event)? else {
             return Ok(());
         };
-        // The work of a destroyed stream is done.
-        let stream_waited = self
-            .streams
-            .get(&stream)
-            .is_none_or(|stream| stream.waited >= at);
-        let by_model = match model {
+        let has_ended = match model {
             Events::Instant => true,
             Events::Synchronize => false,
             Events::Lag(work) => now >= at.saturating_add(work),
         };
-        if waited || stream_waited || by_model {
+        if has_ended {
             Ok(())
         } else {
             Err(Code::NotReady)
         }
+    }
+
+    /// The time of an event's work, if the host has not waited for it: then the model decides
+    /// whether it has ended.
+    pub(crate) fn pending_since(&mut self, event: usize) -> Result<Option<u64>, Code> {
+        let &mut Event { record, waited, .. } = self.event(event)?;
+        // The work of a destroyed stream is done.
+        let is_pending = |(stream, at): &(usize, u64)| {
+            let stream = self.streams.get(stream);
+            !waited && stream.is_some_and(|stream| stream.waited < *at)
+        };
+        Ok(record.filter(is_pending).map(|(_, at)| at))
     }
 
     /// Counts a query that found pending work. Returns whether the clock must advance.

@@ -64,6 +64,7 @@ mod nvml;
 mod nvrtc;
 mod objects;
 mod opened;
+mod polls;
 mod pools;
 mod python_events;
 mod random;

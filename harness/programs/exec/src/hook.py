@@ -620,13 +620,13 @@ def _place(frame):
 
 
 def _note_reads(module):
-    """Notes the lines of the program that read values which nothing has computed."""
+    """Notes the lines of the program that read values which nothing has computed, and those that ask whether the GPU has finished."""
 
-    def begin():
-        import ctypes
-        import json
-        import threading
+    import ctypes
+    import json
+    import threading
 
+    def noting(name_of_file):
         seen, lines, modules = set(), set(), {}
 
         def note():
@@ -650,15 +650,19 @@ def _note_reads(module):
                 line = json.dumps(_frames(frame, 1)[0])
                 if line not in lines:
                     lines.add(line)
-                    with open(os.path.join(_RUN, "reads-%d.jsonl" % os.getpid()), "a") as file:
+                    with open(os.path.join(_RUN, "%s-%d.jsonl" % (name_of_file, os.getpid())), "a") as file:
                         file.write(line + "\n")
             except Exception:
                 pass  # The count of reads needs no line.
 
-        hook = ctypes.CFUNCTYPE(None)(note)
+        return ctypes.CFUNCTYPE(None)(note)
+
+    def begin():
         library = ctypes.CDLL(_core())
-        library.harness_reads_hook(hook)
-        atexit.register(lambda: (library.harness_reads_hook(None), hook))
+        for name, set_hook in (("reads", library.harness_reads_hook), ("polls", library.harness_polls_hook)):
+            hook = noting(name)
+            set_hook(hook)
+            atexit.register(lambda set_hook=set_hook, hook=hook: (set_hook(None), hook))
 
     module._lazy_call(begin)
 

@@ -91,6 +91,10 @@ pub struct Process {
     /// How often freed memory waited for the work of another stream. Then peaks depend on the
     /// timing of the GPU. Not counted on a real GPU.
     pub waits_of_frees: u64,
+    /// The first lines that asked whether the GPU had finished work for which the host had not
+    /// waited, in their order. Then peaks can depend on its timing too.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub polled_at: Vec<ErrorFrame>,
     /// How many bytes a workspace of cuDNN may be smaller and larger than its estimate. Zeros if no
     /// workspace was estimated.
     pub cudnn_workspace_bounds: [u64; 2],
@@ -275,6 +279,11 @@ impl Record {
         }
     }
 
+    /// Whether peaks can depend on the timing of the GPU.
+    pub fn depends_on_timing(&self) -> bool {
+        self.waits_of_frees() > 0 || self.used().any(|process| !process.polled_at.is_empty())
+    }
+
     /// How often freed memory waited for the work of another stream, in all processes.
     pub fn waits_of_frees(&self) -> u64 {
         self.used().map(|process| process.waits_of_frees).sum()
@@ -346,6 +355,7 @@ impl Record {
                 uncomputed_reads,
                 uncomputed_reads_at,
                 waits_of_frees,
+                polled_at: read_lines(&run.join(format!("polls-{pid}.jsonl"))),
                 ..process(pid)
             };
             let process = Process {

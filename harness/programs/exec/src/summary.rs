@@ -194,11 +194,7 @@ fn uncomputed_reads(record: &Record) -> String {
 /// Why the peaks of a run may differ from those on a GPU: what it read, and its timing.
 pub fn doubts(record: &Record) -> Vec<String> {
     let reads = uncomputed_reads(record).trim_end().to_owned();
-    let timing = match record.waits_of_frees() {
-        0 => String::new(),
-        _ => "freed memory waited for another stream, so peaks depend on timing".to_owned(),
-    };
-    [reads, timing]
+    [reads, timing_dependence(record, false)]
         .into_iter()
         .filter(|doubt| !doubt.is_empty())
         .collect()
@@ -207,12 +203,12 @@ pub fn doubts(record: &Record) -> Vec<String> {
 /// The lines that read values which nothing has computed, as in ` at train.py:12`. Empty if they
 /// are unknown.
 pub fn lines_of_reads(record: &Record) -> String {
+    lines(record, |process| &process.uncomputed_reads_at)
+}
+
+fn lines(record: &Record, of: impl Fn(&Process) -> &Vec<ErrorFrame>) -> String {
     let mut lines: Vec<String> = Vec::new();
-    for line in record
-        .used()
-        .flat_map(|process| &process.uncomputed_reads_at)
-        .map(ErrorFrame::short)
-    {
+    for line in record.used().flat_map(of).map(ErrorFrame::short) {
         if !lines.contains(&line) {
             lines.push(line);
         }
@@ -376,15 +372,11 @@ fn how_it_ended(record: &Record) -> String {
 
 /// Whether the peaks depend on the timing of the GPU, and their range if it is known.
 fn timing(record: &Record, events: Events) -> String {
-    let waits = record.waits_of_frees();
-    if waits == 0 {
+    if !record.depends_on_timing() {
         return String::new();
     }
     // A block that waits for long hides those behind it.
-    let times = match events {
-        Events::Instant => format!(" {}", count(waits, "time")),
-        Events::Synchronize | Events::Lag(_) => String::new(),
-    };
+    let dependence = timing_dependence(record, events == Events::Instant);
     let extremes = record
         .host_ahead
         .as_ref()
@@ -403,7 +395,29 @@ fn timing(record: &Record, events: Events) -> String {
         }
         .to_owned()
     });
-    format!("freed memory waited{times} for another stream, so peaks depend on timing: {others}\n")
+    format!("{dependence}: {others}\n")
+}
+
+/// Why peaks depend on the timing of the GPU. Empty if they do not.
+fn timing_dependence(record: &Record, counts: bool) -> String {
+    let waits = record.waits_of_frees();
+    let times = if counts {
+        format!(" {}", count(waits, "time"))
+    } else {
+        String::new()
+    };
+    let waited = format!("freed memory waited{times} for another stream");
+    let polled = format!(
+        "the program asked whether the GPU had finished{}",
+        lines(record, |process| &process.polled_at)
+    );
+    let has_polled = record.used().any(|process| !process.polled_at.is_empty());
+    match (waits > 0, has_polled) {
+        (false, false) => String::new(),
+        (true, false) => format!("{waited}, so peaks depend on timing"),
+        (false, true) => format!("{polled}, so peaks can depend on timing"),
+        (true, true) => format!("{waited}, and {polled}, so peaks depend on timing"),
+    }
 }
 
 /// The device memory that all processes hold together at most, from a GPU that keeps up with the

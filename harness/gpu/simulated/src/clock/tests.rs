@@ -109,7 +109,7 @@ fn a_capturing_stream_refuses_to_be_waited_for_and_its_capture_is_lost() {
             streams.wait_for(stream, 0, 1)
         }),
         (Code::CaptureUnsupported, |streams, stream, _| {
-            streams.is_idle(stream, 0, Events::Instant).map(drop)
+            streams.is_idle(stream, 0, Events::Instant, 1).map(drop)
         }),
         (Code::CaptureUnsupported, |streams, _, _| {
             streams.wait_for_device(0, 1)

@@ -8,6 +8,7 @@ use harness_gpu_settings::{export, ffi::Out};
 use crate::clock::captures::{Caller, is_any_active};
 use crate::code::{Code, put, remember};
 use crate::nccl;
+use crate::polls;
 use crate::world::{Machine, State, current_device, machine};
 
 /// The time of a kernel or another piece of work between two events, in milliseconds. It decides
@@ -77,10 +78,17 @@ export! {
         cudaStreamCreateWithPriority(stream, flags, 0);
     cudaStreamCreate(stream: Out<'_, usize>) = cudaStreamCreateWithPriority(stream, 0, 0);
     cudaStreamDestroy(stream: usize) = with(|_, state| state.streams.destroy(stream));
-    cudaStreamQuery, cuStreamQuery(stream: usize) = with(|machine, state| {
-        let idle = state.streams.is_idle(stream, current_device(), machine.settings.events)?;
-        if idle { Ok(()) } else { Err(not_ready(machine, state)) }
-    });
+    cudaStreamQuery, cuStreamQuery(stream: usize) = {
+        let mut is_modelled = false;
+        let code = with(|machine, state| {
+            let (device, now) = (current_device(), machine.now());
+            is_modelled = !state.streams.is_waited_for(stream, device, now)?;
+            let idle = state.streams.is_idle(stream, device, machine.settings.events, now)?;
+            if idle { Ok(()) } else { Err(not_ready(machine, state)) }
+        });
+        polls::note(is_modelled);
+        code
+    };
     cudaStreamSynchronize(stream: usize) = with_settled(|machine, state| {
         state.streams.wait_for(stream, current_device(), machine.now())
     });
@@ -108,12 +116,11 @@ export! {
             )
         });
     /// Potentially unsafe during a capture, also for events outside of it.
-    cudaEventQuery(event: usize) = with(|machine, state| {
-        state.streams.allow_event(event)?;
-        state.streams.allow_unsafe(Caller::current())?;
-        let answer = state.streams.query(event, machine.settings.events, machine.now());
-        answer.map_err(|code| if code == Code::NotReady { not_ready(machine, state) } else { code })
-    });
+    cudaEventQuery(event: usize) = {
+        let (code, is_modelled) = query(event);
+        polls::note(is_modelled);
+        code
+    };
     cudaEventSynchronize(event: usize) =
         with_settled(|_, state| state.streams.wait_for_event(event));
     cudaEventDestroy(event: usize) = with(|_, state| state.streams.destroy_event(event));
@@ -132,11 +139,29 @@ export! {
     });
 }
 
+/// Answers a query of an event, and returns whether the model decided it.
+fn query(event: usize) -> (c_int, bool) {
+    let mut is_modelled = false;
+    let code = with(|machine, state| {
+        state.streams.allow_event(event)?;
+        state.streams.allow_unsafe(Caller::current())?;
+        is_modelled = state.streams.pending_since(event)?.is_some();
+        let answer = state
+            .streams
+            .query(event, machine.settings.events, machine.now());
+        answer.map_err(|code| match code {
+            Code::NotReady => not_ready(machine, state),
+            code => code,
+        })
+    });
+    (code, is_modelled)
+}
+
 /// `cudaEventQuery` for PyTorch's library, which asks whether the blocks that it frees are still in
 /// use by another stream.
 pub(super) extern "C" fn query_of_torch(event: usize) -> c_int {
     static IS_PENDING: AtomicBool = AtomicBool::new(false);
-    let code = cudaEventQuery(event);
+    let (code, _) = query(event);
     // A block that is still in use is counted once.
     if !IS_PENDING.swap(code != 0, Ordering::Relaxed) {
         machine().counters.count_wait_of_free();

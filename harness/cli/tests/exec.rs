@@ -91,6 +91,7 @@ fn main() -> ExitCode {
         last_failed_runs_only_the_cases_that_the_program_did_not_survive
         the_least_memory_is_found
         the_largest_value_that_fits_is_found_on_each_gpu
+        arguments_and_variables_that_may_save_memory_are_tried
         settings_are_compared_by_running_the_program_with_each
         many_runs_on_a_limited_real_gpu_match_a_simulated_one
         runs_on_a_real_gpu_are_sequential_by_default
@@ -2878,6 +2879,60 @@ fn the_largest_value_that_fits_is_found_on_each_gpu(world: World) {
         &["python3", "train.py"],
     );
     assert!(two.code == Some(2) && two.err.contains("`--gpu` is given more than once"));
+}
+
+fn arguments_and_variables_that_may_save_memory_are_tried(world: World) {
+    world.write(
+        "levers.py",
+        "import os, sys, torch\nmib = 100 if '--small' in sys.argv else 200\n\
+         mib //= int(os.environ.get('PARTS', '1'))\n\
+         for _ in range(int(sys.argv[1])):\n    torch.cuda.malloc(mib << 20)\n",
+    );
+    let levers = [
+        "--largest",
+        "count=1..64",
+        "--try",
+        "small: --small",
+        "--try",
+        "parts: PARTS=4",
+    ];
+    let ran = world.run(
+        &[&levers[..], &["--format", "json"]].concat(),
+        &["python3", "levers.py", "{count}"],
+    );
+    assert_eq!(ran.code, Some(0), "{}", ran.err);
+    let report: Value = serde_json::from_str(&ran.out).unwrap();
+    let found: Vec<_> = report["rows"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|row| {
+            (
+                row["lever"].as_str(),
+                row["largest"].as_u64(),
+                row["saves"].as_i64(),
+            )
+        })
+        .collect();
+    let mib = |mib: i64| Some(mib << 20);
+    assert_eq!(
+        found,
+        [
+            (None, Some(5), None),
+            (Some("parts"), Some(20), mib(750)),
+            (Some("small"), Some(10), mib(500))
+        ]
+    );
+    let twice = [
+        "--largest",
+        "count=1,2",
+        "--try",
+        "a: --a",
+        "--try",
+        "a: --b",
+    ];
+    let ran = world.run(&twice, &["python3", "levers.py", "{count}"]);
+    assert!(ran.code == Some(2) && ran.err.contains("`--try 'a: …'` is given more than once"));
 }
 
 fn settings_are_compared_by_running_the_program_with_each(world: World) {

@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use clap::Args;
 use harness_exec::trials::copies::Copies;
 use harness_exec::trials::largest::{
-    LargestCase, LargestReport, LargestSearch, Parameter, with_values,
+    LargestCase, LargestReport, LargestSearch, Lever, Parameter, with_values,
 };
 use harness_exec::trials::runner::Runner;
 use harness_exec::{launch::Launch, machine::Machine, setup::Setup};
@@ -39,6 +39,17 @@ pub(super) struct LargestOptions {
     /// With `--largest`: exit with code 1 if a row's largest value is smaller.
     #[arg(long, value_name = "VALUE", requires = "largest", help_heading = MANY)]
     at_least: Option<u64>,
+    /// With `--largest`: also search with these arguments after the command, as in `--try
+    /// 'checkpoint: --gradient-checkpointing'`. Words such as `DTYPE=bfloat16` before the arguments
+    /// are environment variables. A row shows the largest value and how much memory the arguments
+    /// save.
+    #[arg(
+        long = "try",
+        value_name = "NAME: ARGUMENTS",
+        requires = "largest",
+        help_heading = MANY,
+    )]
+    levers: Vec<Lever>,
 }
 
 impl LargestOptions {
@@ -72,6 +83,7 @@ impl Exec {
             .collect();
         let setup = self.setup(&with_values(&self.command, &smallest), python)?;
         let kinds = self.kinds(&setup)?;
+        self.check_levers()?;
         let cases = self.cases(&kinds, others)?;
         let jobs = kinds.iter().map(|kind| kind.machine.usual_jobs()).min();
         let bar = terminal::progress(true, "{spinner} {pos} runs, {elapsed}", None);
@@ -121,6 +133,22 @@ impl Exec {
         Ok(())
     }
 
+    fn check_levers(&self) -> Result<(), CliError> {
+        let mut names = BTreeSet::new();
+        match self
+            .largest
+            .levers
+            .iter()
+            .find(|lever| !names.insert(&lever.name))
+        {
+            Some(Lever { name, .. }) => {
+                let message = format!("`--try '{name}: …'` is given more than once");
+                Err(CliError::input(message, "give each lever its own name"))
+            }
+            None => Ok(()),
+        }
+    }
+
     fn kinds(&self, setup: &Setup) -> Result<Vec<Kind>, Failures> {
         if let Some(ordinal) = self.device {
             let (machine, name) = self.real_machine(ordinal)?;
@@ -153,7 +181,7 @@ impl Exec {
     /// Combines the values of the other parameters, the GPUs and the settings.
     fn cases(&self, kinds: &[Kind], others: &[Parameter]) -> Result<Vec<LargestCase>, CliError> {
         let count = others.iter().map(|other| other.values.len()).fold(
-            kinds.len() * self.alloc_conf.len().max(1),
+            kinds.len() * self.alloc_conf.len().max(1) * (1 + self.largest.levers.len()),
             usize::saturating_mul,
         );
         if count > MOST_CASES {
@@ -184,13 +212,22 @@ impl Exec {
                 .map(|conf| Some(conf.as_str()))
                 .collect()
         };
+        let levers = || {
+            [None]
+                .into_iter()
+                .chain(self.largest.levers.iter().map(Some))
+        };
         let mut cases = Vec::new();
         for others in &combined {
-            for kind in kinds {
-                cases.extend(confs.iter().map(|conf| LargestCase {
+            for (kind, conf) in kinds
+                .iter()
+                .flat_map(|kind| confs.iter().map(move |conf| (kind, conf)))
+            {
+                cases.extend(levers().map(|lever| LargestCase {
                     gpu: kind.name.clone(),
                     kind: kind.kind,
                     others: others.clone(),
+                    lever: lever.cloned(),
                     trial: kind.machine.trial(*conf),
                 }));
             }
@@ -217,9 +254,13 @@ impl Exec {
         let machine = machine.map(|kind| &kind.machine).ok_or_else(|| {
             CliError::internal("a row has an unknown GPU", "report this with the command")
         })?;
+        let mut command = with_values(&self.command, &values);
+        if let Some(lever) = &case.lever {
+            command = lever.added_to(command);
+        }
         let runner = Runner {
             launch: Launch {
-                command: &with_values(&self.command, &values),
+                command: &command,
                 machine,
                 setup,
                 alloc_conf: case.trial.alloc_conf.as_deref(),

@@ -33,11 +33,13 @@ fn grid(report: &LargestReport) -> Grid {
     let first = report.rows.first();
     let others = first.into_iter().flat_map(|row| row.others.keys().cloned());
     let has_settings = report.rows.iter().any(|row| row.alloc_conf.is_some());
+    let has_levers = report.rows.iter().any(|row| row.lever.is_some());
     let name = &report.parameter;
     let heads = ["GPU".to_owned(), "memory".to_owned()]
         .into_iter()
         .chain(has_settings.then(|| "settings".to_owned()))
         .chain(others)
+        .chain(has_levers.then(|| "with".to_owned()))
         .chain([
             format!("largest {name}"),
             "peak reserved".to_owned(),
@@ -45,7 +47,8 @@ fn grid(report: &LargestReport) -> Grid {
             "lacks".to_owned(),
             "at".to_owned(),
             "basis".to_owned(),
-        ]);
+        ])
+        .chain(has_levers.then(|| "saves".to_owned()));
     let row = |row: &LargestRow| {
         let next = row.next.as_ref();
         let settings = row.alloc_conf.as_deref().map(|conf| match conf {
@@ -56,6 +59,7 @@ fn grid(report: &LargestReport) -> Grid {
             .into_iter()
             .chain(settings)
             .chain(row.others.values().map(u64::to_string))
+            .chain(has_levers.then(|| words::or_nothing(row.lever.clone())))
             .chain([
                 words::or_nothing(row.largest),
                 words::or_nothing(row.peak_reserved.map(Bytes)),
@@ -64,31 +68,37 @@ fn grid(report: &LargestReport) -> Grid {
                 words::or_nothing(next.and_then(|next| next.location.clone())),
                 row.basis.to_string(),
             ])
+            .chain(has_levers.then(|| words::or_nothing(row.saves.map(bytes))))
             .collect::<Vec<_>>()
     };
     Grid::new("lr", heads, report.rows.iter().map(row))
+}
+
+/// More memory is negative.
+fn bytes(saved: i64) -> String {
+    let sign = if saved < 0 { "−" } else { "" };
+    format!("{sign}{}", Bytes(saved.unsigned_abs()))
 }
 
 fn notes(report: &LargestReport) -> Vec<String> {
     let name = &report.parameter;
     let mut notes = Vec::new();
     for row in &report.rows {
+        let of = row.lever.as_ref().map_or_else(
+            || row.gpu.clone(),
+            |lever| format!("{} with {lever}", row.gpu),
+        );
         if let Some(failure) = &row.failure {
-            notes.push(format!(
-                "{}: the search ended early, because {failure}.",
-                row.gpu
-            ));
+            notes.push(format!("{of}: the search ended early, because {failure}."));
         }
         if row.is_refuted {
             notes.push(format!(
-                "{}: a run refuted a prediction, so more runs followed.",
-                row.gpu
+                "{of}: a run refuted a prediction, so more runs followed."
             ));
         }
         if let Some(exception) = row.exception {
             notes.push(format!(
-                "{}: {name} {exception} does not fit, although a larger one does.",
-                row.gpu
+                "{of}: {name} {exception} does not fit, although a larger one does."
             ));
         }
     }
@@ -120,6 +130,12 @@ fn notes(report: &LargestReport) -> Vec<String> {
              they predict different ones. `--fresh` runs all rows."
                 .to_owned(),
         );
+    }
+    if report.rows.iter().any(|row| row.lever.is_some()) {
+        notes.push(format!(
+            "saves: how much less is reserved at the peak, with the largest {name} of the command \
+             itself on this GPU."
+        ));
     }
     if report.is_interrupted {
         notes.push("Interrupted: rows are missing.".to_owned());

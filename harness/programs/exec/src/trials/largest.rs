@@ -41,6 +41,10 @@ const HOPPER: (u32, u32) = (9, 0);
 const FORMS: &str = "expected NAME=FIRST..LAST, NAME=FIRST..LAST:STEP or NAME=VALUE,VALUE…, as in \
      `batch=1..4096`, `batch=8..4096:8` or `length=512,1024,2048`";
 
+/// The forms of [`Lever`] in options.
+const LEVERS: &str = "expected `NAME: ARGUMENTS`, as in `checkpoint: --gradient-checkpointing` or \
+     `bf16: DTYPE=bfloat16 --batch-size 8`; variables of the environment come first";
+
 /// A parameter of a command. `{NAME}` in the command's arguments stands for its value.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Parameter {
@@ -113,6 +117,54 @@ pub fn with_values(command: &[OsString], values: &BTreeMap<String, u64>) -> Vec<
     command.iter().map(replaced).collect()
 }
 
+/// What may make larger values fit: arguments after the command, and variables of its environment.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Lever {
+    pub name: String,
+    pub variables: Vec<String>,
+    pub arguments: Vec<String>,
+}
+
+impl FromStr for Lever {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let (name, words) = text.split_once(": ").ok_or(LEVERS)?;
+        let (name, words) = (name.trim(), words.split_whitespace());
+        let is_variable = |word: &&str| {
+            let name = word.split_once('=').map_or("", |(name, _)| name);
+            name.starts_with(|c: char| c.is_ascii_alphabetic() || c == '_')
+                && name.chars().all(|c| c.is_ascii_alphanumeric() || c == '_')
+        };
+        let words: Vec<&str> = words.collect();
+        let count = words.iter().take_while(|word| is_variable(word)).count();
+        let [variables, arguments] = [&words[..count], &words[count..]]
+            .map(|words| words.iter().map(|word| (*word).to_owned()).collect());
+        if name.is_empty() || words.is_empty() {
+            return Err(LEVERS.to_owned());
+        }
+        Ok(Self {
+            name: name.to_owned(),
+            variables,
+            arguments,
+        })
+    }
+}
+
+impl Lever {
+    pub fn added_to(&self, command: Vec<OsString>) -> Vec<OsString> {
+        let env = Some("env").filter(|_| !self.variables.is_empty());
+        let variables = self.variables.iter().map(OsString::from);
+        let arguments = self.arguments.iter().map(OsString::from);
+        env.map(OsString::from)
+            .into_iter()
+            .chain(variables)
+            .chain(command)
+            .chain(arguments)
+            .collect()
+    }
+}
+
 /// A GPU, settings of the allocator, and values of the other parameters.
 #[derive(Clone, Debug, PartialEq)]
 pub struct LargestCase {
@@ -120,6 +172,8 @@ pub struct LargestCase {
     /// Its compute capability and number of multiprocessors, on which libraries' requests depend.
     pub kind: (u32, u32, u32),
     pub others: BTreeMap<String, u64>,
+    /// What is added to the command, if anything.
+    pub lever: Option<Lever>,
     pub trial: Trial,
 }
 
@@ -127,7 +181,19 @@ impl LargestCase {
     /// Returns whether a program makes the same requests in both cases, unless it looks at the
     /// GPU.
     fn is_like(&self, other: &Self) -> bool {
-        (self.kind, &self.others) == (other.kind, &other.others)
+        self.kind == other.kind && self.has_command_of(other)
+    }
+
+    /// Returns whether a value gives the same command in both cases.
+    fn has_command_of(&self, other: &Self) -> bool {
+        (&self.others, &self.lever) == (&other.others, &other.lever)
+    }
+
+    fn without_lever(&self) -> Self {
+        Self {
+            lever: None,
+            ..self.clone()
+        }
     }
 
     const fn capability(&self) -> (u32, u32) {
@@ -172,6 +238,13 @@ pub struct LargestRow {
     /// The values of the other parameters.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub others: BTreeMap<String, u64>,
+    /// The name of the lever; `None` for the command itself.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub lever: Option<String>,
+    /// How much less a lever's peak is, with the largest value of the command itself. `None` if a
+    /// peak is unknown.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub saves: Option<i64>,
     /// `None` if no value fits.
     pub largest: Option<u64>,
     /// Peak bytes that one process held with this value.
@@ -298,14 +371,28 @@ impl<E: Send> LargestSearch<'_, E> {
         let mut jobs = 1;
         let mut rows: Vec<Option<LargestRow>> = self.cases.iter().map(|_| None).collect();
         for index in self.order() {
-            let row = self.row(&self.cases[index], &mut models, &mut jobs)?;
+            let case = &self.cases[index];
+            let base = self.base(case, &rows);
+            let mut row = self.row(case, base.map(|(at, _)| at), &mut models, &mut jobs)?;
             report.is_interrupted = row.is_none();
+            if let (Some((row, at_base)), Some((_, Some(peak)))) = (&mut row, base) {
+                let own = at_base.or_else(|| self.peak(case, &models, base?.0));
+                row.saves = own.map(|own| peak as i64 - own.0 as i64);
+            }
+            let row = row.map(|(row, _)| row);
             rows[index] = row;
             if report.is_interrupted {
                 break;
             }
         }
         report.rows = rows.into_iter().flatten().collect();
+        let is_of_group = |one: &LargestRow, other: &LargestRow| {
+            (&one.gpu, &one.alloc_conf, &one.others)
+                == (&other.gpu, &other.alloc_conf, &other.others)
+        };
+        for group in report.rows.chunk_by_mut(is_of_group) {
+            group.sort_by_key(|row| (row.lever.is_some(), Reverse(row.saves)));
+        }
         report.runs = report.rows.iter().map(|row| row.runs).sum();
         let is_constant = |model: &Model| model.is_usable && model.requests.is_constant();
         report.has_no_effect = models.iter().any(is_constant);
@@ -318,12 +405,12 @@ impl<E: Send> LargestSearch<'_, E> {
         let mut order: Vec<usize> = (0..self.cases.len()).collect();
         order.sort_by_key(|index| {
             let case = &self.cases[*index];
-            let place = self.cases.iter().position(|at| at.others == case.others);
+            let place = self.cases.iter().position(|at| at.has_command_of(case));
             (place, Reverse(case.trial.memory))
         });
         let kind = |index: &usize| self.cases[*index].kind;
         for group in
-            order.chunk_by_mut(|one, other| self.cases[*one].others == self.cases[*other].others)
+            order.chunk_by_mut(|one, other| self.cases[*one].has_command_of(&self.cases[*other]))
         {
             let rest = group.get_mut(1..).unwrap_or_default();
             if let Some(lowest) = (0..rest.len()).min_by_key(|at| kind(&rest[*at])) {
@@ -338,15 +425,39 @@ impl<E: Send> LargestSearch<'_, E> {
         order
     }
 
-    /// Returns `None` if the user interrupted.
+    /// Returns the index of the largest value of the command without the lever, and its peak.
+    fn base(
+        &self,
+        case: &LargestCase,
+        rows: &[Option<LargestRow>],
+    ) -> Option<(usize, Option<u64>)> {
+        case.lever.as_ref()?;
+        let is_base = |at: &&LargestCase| at.lever.is_none() && **at == case.without_lever();
+        let at = self.cases.iter().position(|at| is_base(&at))?;
+        let row = rows[at].as_ref()?;
+        let index = self.parameter.values.binary_search(&row.largest?).ok()?;
+        Some((index, row.peak_reserved))
+    }
+
+    /// Predicts the peak of a value.
+    fn peak(&self, case: &LargestCase, models: &[Model], index: usize) -> Option<Bytes> {
+        let is_own = |model: &&Model| model.is_confirmed && model.of.is_like(case);
+        let replayed = self.replay(case, models.iter().find(is_own)?, index)?;
+        let peak = Bytes(replayed.stats.reserved_bytes.all.peak);
+        replayed.oom.is_none().then_some(peak)
+    }
+
+    /// Also returns the peak with the value `base`, if that ran. Returns `None` if the user
+    /// interrupted.
     fn row(
         &self,
         case: &LargestCase,
+        base: Option<usize>,
         models: &mut Vec<Model>,
         jobs: &mut usize,
-    ) -> Result<Option<LargestRow>, E> {
+    ) -> Result<Option<(LargestRow, Option<Bytes>)>, E> {
         if let Some(row) = self.predicted(case, models) {
-            return Ok(Some(row));
+            return Ok(Some((row, None)));
         }
         let values = &self.parameter.values;
         let mut row = self.empty_row(case);
@@ -367,7 +478,7 @@ impl<E: Send> LargestSearch<'_, E> {
                 confirm(models, case, guess.model);
                 break;
             }
-            let tried = self.next(case, models, &known, guess);
+            let tried = self.next((case, base), models, &known, guess);
             let run = |index: &usize| (self.run)(case, values[*index]);
             let runs = each(*jobs, &tried, self.progress, run)?;
             let meets_at_port = runs.iter().flatten().any(|run| run.observed.port.is_some());
@@ -380,7 +491,7 @@ impl<E: Send> LargestSearch<'_, E> {
                     Err(why) => {
                         let name = &self.parameter.name;
                         row.failure = Some(format!("with {name} {} it {why}", values[index]));
-                        return Ok(Some(row));
+                        return Ok(Some((row, None)));
                     }
                 };
                 let is_predictable = !self.memory_of_libraries;
@@ -394,7 +505,7 @@ impl<E: Send> LargestSearch<'_, E> {
             }
         }
         self.fill(&mut row, &known);
-        Ok(Some(row))
+        Ok(Some((row, base.and_then(|base| peak_at(&known, base)))))
     }
 
     /// Returns whether a run on this GPU fits as predicted, and made the requests that another GPU
@@ -420,6 +531,8 @@ impl<E: Send> LargestSearch<'_, E> {
             memory: case.trial.memory.0,
             alloc_conf: case.trial.alloc_conf.clone(),
             others: case.others.clone(),
+            lever: case.lever.as_ref().map(|lever| lever.name.clone()),
+            saves: None,
             largest: None,
             peak_reserved: None,
             next: None,
@@ -478,7 +591,7 @@ impl<E: Send> LargestSearch<'_, E> {
     /// the largest value.
     fn agreeing(&self, case: &LargestCase, models: &[Model]) -> Option<Vec<Guess>> {
         let is_confirmed =
-            |at: &usize| models[*at].is_confirmed && models[*at].of.others == case.others;
+            |at: &usize| models[*at].is_confirmed && models[*at].of.has_command_of(case);
         let confirmed: Vec<usize> = (0..models.len()).filter(is_confirmed).collect();
         if let Some(own) = confirmed.iter().find(|at| models[**at].of.is_like(case)) {
             return Some(vec![self.guess(case, models, *own)?]);
@@ -525,7 +638,7 @@ impl<E: Send> LargestSearch<'_, E> {
     /// other parameters.
     fn boundary(&self, case: &LargestCase, models: &[Model]) -> Option<Guess> {
         let mut order: Vec<usize> = (0..models.len())
-            .filter(|index| models[*index].of.others == case.others)
+            .filter(|index| models[*index].of.has_command_of(case))
             .collect();
         let is_hopper = |case: &LargestCase| case.capability() == HOPPER;
         order.sort_by_key(|index| {
@@ -537,17 +650,19 @@ impl<E: Send> LargestSearch<'_, E> {
             .find_map(|index| self.guess(case, models, index))
     }
 
+    fn replay(&self, case: &LargestCase, model: &Model, index: usize) -> Option<Replayed> {
+        let program = model.requests.at(self.parameter.values[index])?;
+        let setup = replay::setup(&program, &case.trial, self.context_overhead)?;
+        program.prepare().ok()?.replay(&setup).ok()
+    }
+
     fn guess(&self, case: &LargestCase, models: &[Model], index: usize) -> Option<Guess> {
         let model = &models[index];
         if !model.is_usable {
             return None;
         }
         let values = &self.parameter.values;
-        let replay = |index: usize| -> Option<Replayed> {
-            let program = model.requests.at(values[index])?;
-            let setup = replay::setup(&program, &case.trial, self.context_overhead)?;
-            program.prepare().ok()?.replay(&setup).ok()
-        };
+        let replay = |index: usize| self.replay(case, model, index);
         replay(0)?;
         let fits = |index: usize| replay(index).is_some_and(|run| run.oom.is_none());
         let (mut fitting, mut too_many) = (0, values.len());
@@ -573,7 +688,7 @@ impl<E: Send> LargestSearch<'_, E> {
     /// largest that fits, or parts of the rest.
     fn next(
         &self,
-        case: &LargestCase,
+        (case, base): (&LargestCase, Option<usize>),
         models: &[Model],
         known: &Known,
         guess: Option<Guess>,
@@ -604,7 +719,11 @@ impl<E: Send> LargestSearch<'_, E> {
         };
         let least = values[low.saturating_sub(1)].max(1) as f64;
         let mut tried: Vec<usize> = if low == 0 && high == values.len() {
-            vec![0, at(SECOND * least)]
+            vec![
+                0,
+                base.filter(|base| *base > 0)
+                    .unwrap_or_else(|| at(SECOND * least)),
+            ]
         } else if high == values.len() {
             (1..=jobs as i32)
                 .map(|power| at(least * 2_f64.powi(power)))
@@ -709,7 +828,7 @@ fn has_peak(known: &Known, guess: &Guess) -> bool {
 /// Returns whether runs confirmed a prediction for another GPU.
 fn has_confirmed(models: &[Model], case: &LargestCase) -> bool {
     let is_base = |model: &Model| {
-        model.is_confirmed && model.of.others == case.others && !model.of.is_like(case)
+        model.is_confirmed && model.of.has_command_of(case) && !model.of.is_like(case)
     };
     models.iter().any(is_base)
 }
@@ -743,7 +862,7 @@ fn learn(
     };
     let similar = models[..index]
         .iter()
-        .rfind(|model| model.is_usable && model.of.others == case.others)
+        .rfind(|model| model.is_usable && model.of.has_command_of(case))
         .filter(|_| models[index].requests.is_empty());
     match similar.map(|similar| similar.requests.shifted(value, program.clone())) {
         Some(shifted) => models[index].requests = shifted,

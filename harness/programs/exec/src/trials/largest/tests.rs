@@ -41,6 +41,7 @@ fn case(gpu: &str, mib: u64) -> LargestCase {
         gpu: gpu.to_owned(),
         kind: (9, 0, 132),
         others: BTreeMap::new(),
+        lever: None,
         trial: trial(Bytes::mib(mib)),
     }
 }
@@ -383,4 +384,75 @@ fn placeholders_are_replaced_in_every_argument_and_other_braces_stay() {
         replaced,
         ["env", "SEQ=512", "python", "-c", "{1}", "--batch=7x512"].map(OsString::from)
     );
+}
+
+#[test]
+fn a_lever_has_its_own_largest_value_and_the_one_that_saves_most_is_first() {
+    let levers = ["half: --half", "none: --none", "checkpoint: --checkpoint"];
+    let of = |case: &LargestCase, value: u64| match case.lever.as_ref().map(|it| it.name.as_str()) {
+        Some("checkpoint") => vec![100, 20 + 2 * value],
+        Some("half") => vec![100, 20 + 4 * value],
+        _ => vec![100, 20 + 8 * value],
+    };
+    let cases: Vec<LargestCase> = [case("one", 40 << 10), case("two", 20 << 10)]
+        .iter()
+        .flat_map(|base| {
+            let levers = levers.iter().map(|lever| Some(lever.parse().unwrap()));
+            [None].into_iter().chain(levers).map(|lever| LargestCase {
+                lever,
+                ..base.clone()
+            })
+        })
+        .collect();
+    let (report, runs) = search_by("batch=1..100000", &cases, |case, value| {
+        run_of(case, &of(case, value))
+    });
+    let found: Vec<_> = report
+        .rows
+        .iter()
+        .map(|row| {
+            (
+                row.lever.as_deref(),
+                row.largest.unwrap(),
+                row.saves.map(|saves| saves >> 20),
+            )
+        })
+        .collect();
+    let base = ((40 << 10) - 120) / 8;
+    let expected = [
+        (None, base, None),
+        (
+            Some("checkpoint"),
+            ((40 << 10) - 120) / 2,
+            Some(6 * base as i64),
+        ),
+        (Some("half"), ((40 << 10) - 120) / 4, Some(4 * base as i64)),
+        (Some("none"), base, Some(0)),
+    ];
+    assert_eq!(found[..4], expected);
+    assert_eq!(found[5].0, Some("checkpoint"), "{found:?}");
+    assert!(runs.len() <= 4 * 4, "{runs:?}");
+}
+
+#[test]
+fn levers_have_names_variables_and_arguments() {
+    let lever: Lever = "bf16: DTYPE=bfloat16 --batch=8 A=b".parse().unwrap();
+    let added = lever.added_to(["python", "train.py"].map(OsString::from).to_vec());
+    let words = [
+        "env",
+        "DTYPE=bfloat16",
+        "python",
+        "train.py",
+        "--batch=8",
+        "A=b",
+    ];
+    assert_eq!(added, words.map(OsString::from));
+    let plain: Lever = "deep: --layers 2".parse().unwrap();
+    assert_eq!(
+        plain.added_to(vec!["a".into()]),
+        ["a", "--layers", "2"].map(OsString::from)
+    );
+    for wrong in ["--half", "half:", ": --half", "half:--half"] {
+        assert!(wrong.parse::<Lever>().is_err(), "{wrong}");
+    }
 }

@@ -1,8 +1,9 @@
 //! The accepted build: the commit in [`FILE`] among the reports. Only `harness report accept`
 //! changes it.
 
-use std::{fmt::Display, fs, io::ErrorKind, path::Path};
+use std::{fmt::Display, io::ErrorKind, path::Path};
 
+use harness_base::files;
 use serde::{Deserialize, Serialize};
 
 use crate::gate::AcceptedSuite;
@@ -30,10 +31,10 @@ pub fn read(root: &Path) -> Result<Option<AcceptedBuild>, String> {
             path.display()
         )
     };
-    match fs::read(&path) {
+    match files::read_to_string(&path) {
         Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
         Err(error) => Err(failed(&error)),
-        Ok(text) => serde_json::from_slice(&text)
+        Ok(text) => serde_json::from_str(&text)
             .map(Some)
             .map_err(|error| failed(&error)),
     }

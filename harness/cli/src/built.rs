@@ -1,5 +1,7 @@
 use std::sync::LazyLock;
+use std::{fs, hash::Hasher as _};
 
+use harness_allocator::hash::Mixer;
 use harness_bench::record::Build;
 
 /// The compiler's version and the build profile.
@@ -14,6 +16,22 @@ pub(crate) fn build() -> Build {
 pub(crate) fn version() -> &'static str {
     static VERSION: LazyLock<String> = LazyLock::new(|| version_of(build()));
     &VERSION
+}
+
+/// The version, and a hash of the executable if the commit does not determine the code. Results of
+/// one run that several processes make have the same identity.
+pub(crate) fn identity() -> String {
+    match build() {
+        Build {
+            commit: Some(_),
+            dirty: Some(false),
+        } => version().to_owned(),
+        Build { .. } => {
+            let mut hash = Mixer::default();
+            hash.write(&fs::read("/proc/self/exe").unwrap_or_default());
+            format!("{}, executable {:016x}", version(), hash.finish())
+        }
+    }
 }
 
 fn version_of(build: Build) -> String {

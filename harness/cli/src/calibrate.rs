@@ -4,7 +4,7 @@ use std::{ops::ControlFlow, sync::atomic::Ordering, time::SystemTime};
 
 use clap::Args;
 use harness_allocator::device::{Device, DeviceError, TestDevice};
-use harness_base::date::Date;
+use harness_base::{date::Date, files};
 use harness_bench::machine::Monitor;
 
 use harness_devices::calibrate::{self, CalibrateError};
@@ -125,8 +125,8 @@ impl Calibrate {
     }
 
     fn measure_workspaces(&self, table: &Path, ordinal: u32) -> Result<Exit, CliError> {
-        let checked: Result<CudnnWorkspace, _> = table.to_string_lossy().parse();
-        checked.map_err(|error| {
+        let read = |_: &Path| files::read_to_string(table);
+        CudnnWorkspace::parse(&table.to_string_lossy(), read).map_err(|error| {
             CliError::input(
                 error.to_string(),
                 "`harness exec --unmeasured FILE` writes such a table",

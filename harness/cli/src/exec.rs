@@ -14,7 +14,7 @@ use std::{collections::BTreeSet, ffi::OsString, str::FromStr};
 
 use clap::Args;
 use harness_allocator::units::Bytes;
-use harness_base::shell;
+use harness_base::{files, shell};
 use harness_cuda::machine::DeviceFound;
 use harness_devices::DeviceChoice;
 use harness_exec::launch::{EndedProgram, Launch, Prepared};
@@ -168,12 +168,12 @@ pub(super) struct Exec {
     /// rule (the default otherwise); a table of sizes measured on your GPU, as in `measured.tsv`,
     /// with estimates for the rest; `operands`, the size of those that are not channels-last; or
     /// `none`.
-    #[arg(long, value_name = "MODEL")]
+    #[arg(long, value_name = "MODEL", value_parser = cudnn_workspace)]
     cudnn_workspace: Option<CudnnWorkspace>,
     /// The memory of NCCL's buffers: a table with the columns `ranks`, `collective` and
     /// `point_to_point`, as in `2`, `544MiB` and `0B`. Each communicator uses the row with the most
     /// ranks up to its own. Without this option, NCCL uses no memory.
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, value_name = "FILE", value_parser = nccl_memory)]
     nccl_memory: Option<NcclMemory>,
     /// Write the convolutions with estimated workspaces to this table. `harness calibrate
     /// --workspaces FILE` measures them on a GPU.
@@ -834,6 +834,19 @@ impl Exec {
         }
         Ok(())
     }
+}
+
+fn cudnn_workspace(text: &str) -> Result<CudnnWorkspace, String> {
+    let model = CudnnWorkspace::parse(text, files::read_to_string);
+    let model = model.map_err(|error| error.to_string())?;
+    if let CudnnWorkspace::Library(path) = &model {
+        files::open(Path::new(path)).map_err(|error| format!("{path}: {error}"))?;
+    }
+    Ok(model)
+}
+
+fn nccl_memory(file: &str) -> Result<NcclMemory, String> {
+    NcclMemory::parse(file, files::read_to_string).map_err(|error| error.to_string())
 }
 
 /// The table of convolutions with estimated workspaces, without duplicates. A run without any has

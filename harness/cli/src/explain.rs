@@ -173,7 +173,8 @@ impl Explain {
             let name = name.map(|name| name.to_string_lossy().into_owned());
             let name = name.unwrap_or_else(|| "snapshots".to_owned());
             let page = PathBuf::from(format!("{}.html", snapshots::stem(&name)));
-            if page.exists() && !std::fs::read(&page).is_ok_and(|text| html::is_page(&text)) {
+            let text = || harness_base::files::read_to_string(&page);
+            if page.exists() && !text().is_ok_and(|text| html::is_page(text.as_bytes())) {
                 return Err(CliError::input(
                     format!(
                         "{} exists, and is no page of `harness explain`",

@@ -105,7 +105,7 @@ impl Fleet {
             .filter(|source| self.shard.is_none_or(|shard| shard.has(&source.name)))
             .collect();
         let memory = self.memory.map(|memory| memory.to_string());
-        let made_with = format!("{} {}", built::version(), memory.unwrap_or_default());
+        let made_with = format!("{} {}", built::identity(), memory.unwrap_or_default());
         let known = Known::new(rows::usable(&self.output.out)?, &made_with);
         fs::create_dir_all(&self.output.out).map_err(CliError::unwritten(&self.output.out))?;
         let journal = Journal::open(&self.output.out)?;

@@ -35,7 +35,7 @@ impl LastFailed {
         let path = path();
         let invalid =
             |why: &dyn Display| CliError::input(format!("{}: {why}", path.display()), HELP);
-        let text = match fs::read_to_string(&path) {
+        let text = match files::read_to_string(&path) {
             Err(error) if error.kind() == ErrorKind::NotFound => return Ok(Self::default()),
             read => read.map_err(|error| invalid(&error))?,
         };

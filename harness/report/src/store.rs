@@ -54,7 +54,7 @@ pub fn save_into(folder: &Path, records: &Records) -> Result<(), StoreError> {
     files::check_ours(folder, REPORT, RECORDS, Document::RECORDS)?;
     let files = files(&Report::new(records));
     let locked = Folder::open(folder, Document::RECORDS)?;
-    let earlier = fs::read_to_string(folder.join(REPORT)).unwrap_or_default();
+    let earlier = files::read_to_string(&folder.join(REPORT)).unwrap_or_default();
     locked.replace(&files)?;
     // Removes pictures that only the earlier report links to. Other files stay.
     let linked = earlier

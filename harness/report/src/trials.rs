@@ -363,6 +363,7 @@ fn notes_on_faults(
     ]
     .into_iter()
     .flatten()
+    .chain(notes_on_doubts(&report.doubts))
     .collect()
 }
 
@@ -495,6 +496,11 @@ fn note_on_second_run(report: &FaultReport) -> Option<String> {
     ))
 }
 
+/// Why the figures may differ from those on a GPU.
+fn notes_on_doubts(doubts: &[String]) -> impl Iterator<Item = String> {
+    doubts.iter().map(|doubt| format!("Uncertain: {doubt}."))
+}
+
 fn of_least(report: &LeastReport) -> Parts {
     let first = report.orders.first();
     let sentence = first.map_or_else(
@@ -537,11 +543,12 @@ fn of_least(report: &LeastReport) -> Parts {
         (report.orders.len() > 1).then_some(ORDERS),
         is_unsure.then_some(unsure),
     ];
+    let notes = notes.into_iter().flatten().map(str::to_owned);
     (
         sentence,
         false,
         grid,
-        notes.into_iter().flatten().map(str::to_owned).collect(),
+        notes.chain(notes_on_doubts(&report.doubts)).collect(),
     )
 }
 
@@ -701,6 +708,7 @@ fn notes_on_settings(report: &SettingsReport) -> Vec<String> {
             .iter()
             .map(|reason| format!("Each setting was run, because the program {reason}.")),
     );
+    notes.extend(notes_on_doubts(&report.doubts));
     notes
 }
 

@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use std::{env, io};
 
 use harness_allocator::hash::fnv1a;
+use harness_base::files;
 use harness_exec::cache;
 use harness_exec::trials::faults::{self, Expectation, FaultCase, FaultPlan, FaultReport};
 use harness_exec::trials::{observed::Observed, which::Which};
@@ -163,7 +164,7 @@ fn site(case: &FaultCase) -> Vec<String> {
 
 /// An unreadable file counts as missing.
 fn read(path: &Path, run: &str) -> BTreeSet<FailedCase> {
-    fs::read_to_string(path)
+    files::read_to_string(path)
         .ok()
         .and_then(|text| serde_json::from_str::<List>(&text).ok())
         .filter(|list| list.run == run)

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::OsString;
 use std::path::Path;
 use std::process::ExitCode;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::AtomicBool;
 
 use clap::Args;
 use harness_exec::trials::copies::Copies;
@@ -88,11 +88,8 @@ impl Exec {
         let jobs = kinds.iter().map(|kind| kind.machine.usual_jobs()).min();
         let bar = terminal::progress(true, "{spinner} {pos} runs, {elapsed}", None);
         self.many.interruptible(|stop| {
-            // Once for all runs: the number of reads differs from one to the next.
-            let said = AtomicBool::new(false);
-            let run = |case: &LargestCase, value: u64| {
-                self.run_case(&setup, &kinds, (case, value), stop, &said)
-            };
+            let run =
+                |case: &LargestCase, value: u64| self.run_case(&setup, &kinds, (case, value), stop);
             let search = LargestSearch {
                 parameter,
                 cases: &cases,
@@ -241,7 +238,6 @@ impl Exec {
         kinds: &[Kind],
         (case, value): (&LargestCase, u64),
         stop: &AtomicBool,
-        said: &AtomicBool,
     ) -> Result<Option<harness_exec::trials::runner::First>, CliError> {
         let mut values = case.others.clone();
         values.extend(
@@ -272,13 +268,7 @@ impl Exec {
             copies: Copies::none(),
             stop,
         };
-        let run = runner.unseen(&case.trial, self.many.predicts())?;
-        if let Some(run) = run.as_ref().filter(|run| !run.doubts.is_empty())
-            && !said.swap(true, Ordering::Relaxed)
-        {
-            run.doubts.iter().for_each(terminal::message);
-        }
-        Ok(run)
+        Ok(runner.unseen(&case.trial, self.many.predicts())?)
     }
 
     fn exit_of(&self, report: &LargestReport) -> Exit {

@@ -29,7 +29,7 @@ use serde::Serialize;
 use super::baseline;
 use super::failed_cases::FailedCases;
 use crate::error::{CliError, Failures};
-use crate::{Format, exit::Exit, interrupt, program::shown, terminal};
+use crate::{Format, built, exit::Exit, interrupt, program::shown, terminal};
 
 /// The time limit of a run, as a multiple of the first run's time.
 const TIMES_THE_FIRST: u32 = 10;
@@ -300,12 +300,10 @@ impl Options {
             observed: first,
             took,
             recorded,
-            doubts,
         }) = first
         else {
             return Ok(Exit::Interrupted);
         };
-        doubts.iter().for_each(terminal::message);
         if let Some(latency) = first.latency_not_reached(machine.injected().1) {
             terminal::message(format_args!(
                 "`--latency {latency}` had no effect in the first run: the program did not make \
@@ -313,6 +311,7 @@ impl Options {
             ));
         }
         if let Some(problem) = self.problem(&first) {
+            first.doubts.iter().for_each(terminal::message);
             terminal::message(problem);
             return Ok(Exit::Failed);
         }
@@ -544,12 +543,16 @@ impl Options {
         alloc_confs: &[String],
         first: Option<&Observed>,
     ) -> Run {
+        if self.shard.is_none() {
+            return Run::new();
+        }
         let options = format!(
             "alloc-conf {alloc_confs:?}, every-fault {:?}, alone {}, least-memory {}, exact {}, \
              allow-ooms {}",
             self.every_fault, self.alone, self.least_memory, self.exact, self.allow_ooms
         );
         let mut run = Run::from([
+            ("the version of harness".to_owned(), built::identity()),
             ("the command".to_owned(), shown(launch.command)),
             ("the options".to_owned(), options),
             ("the machine".to_owned(), launch.machine.to_string()),
@@ -568,7 +571,7 @@ impl Options {
                     .peak_allocated
                     .map_or_else(|| "unknown".to_owned(), |peak| peak.to_string())
             );
-            run.insert("their first run".to_owned(), figures);
+            run.insert(merge::FIRST_RUN.to_owned(), figures);
         }
         run
     }

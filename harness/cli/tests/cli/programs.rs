@@ -1086,3 +1086,52 @@ fn traces_and_rmm_logs_are_advised_on_to_their_end() {
         );
     }
 }
+
+#[test]
+fn an_option_reads_no_named_pipe_and_no_device() {
+    let folder = tempfile::tempdir().unwrap();
+    for pipe in ["pipe.tsv", "pipe.so"] {
+        let made = Command::new("mkfifo")
+            .arg(folder.path().join(pipe))
+            .status()
+            .unwrap();
+        assert!(made.success());
+    }
+    for endless in ["endless.tsv", "endless.so"] {
+        std::os::unix::fs::symlink("/dev/zero", folder.path().join(endless)).unwrap();
+    }
+    let of_exec =
+        |option: &str, value: &str| ["exec", option, value, "--", "true"].map(str::to_owned);
+    let scenario = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../scenarios/leak_check.yaml");
+    let library = |path: &str| {
+        let allocator = format!("library(path:{path},alloc:m,free:f)");
+        [
+            "run",
+            &scenario.to_string_lossy(),
+            "--allocator",
+            &allocator,
+        ]
+        .map(str::to_owned)
+    };
+    for (name, is) in [
+        ("pipe", "this is a named pipe"),
+        ("endless", "this is a device"),
+    ] {
+        let [table, object] = ["tsv", "so"].map(|ending| format!("./{name}.{ending}"));
+        let commands: [Vec<String>; 5] = [
+            of_exec("--nccl-memory", &table).into(),
+            of_exec("--cudnn-workspace", &table).into(),
+            of_exec("--cudnn-workspace", &object).into(),
+            of_exec("--baseline", &table).into(),
+            library(&object).into(),
+        ];
+        for command in commands {
+            let arguments: Vec<&str> = command.iter().map(String::as_str).collect();
+            let ran = harness(&arguments, folder.path());
+            assert!(
+                ran.status.code() == Some(2) && text(&ran.stderr).contains(is),
+                "{command:?}: {ran:?}"
+            );
+        }
+    }
+}

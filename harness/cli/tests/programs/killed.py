@@ -1,4 +1,4 @@
-# Forked processes that end in all ways without `atexit`. Number n allocates n times 16 MiB, releases it, and resets its peaks if n is even.
+# Forked processes that end in all ways without `atexit`. Number n allocates n times 16 MiB and releases it. If n is even, it resets its peaks, or else its counters.
 import ctypes
 import os
 import signal
@@ -34,6 +34,8 @@ for number, end in enumerate(ENDS, 1):
         torch.empty(number << 24, dtype=torch.uint8, device="cuda")
         if number % 2 == 0:
             torch.cuda.reset_peak_memory_stats()
+        else:
+            torch.cuda.reset_accumulated_memory_stats()
         end()
     os.waitpid(child, 0)
     print(number, child)

@@ -380,6 +380,11 @@ fn main() -> ExitCode {
         pinned_host_memory,
     ));
     trials.push(of_python(
+        "pinned host memory is reported without device memory, and its injected failure",
+        &python,
+        only_host_memory,
+    ));
+    trials.push(of_python(
         "pinned.py is reported, and its advice is verified",
         &python,
         advised,
@@ -910,6 +915,27 @@ fn library_errors(python: &Path) -> Result<(), Failed> {
     }
 }
 
+fn documents_of_many_runs_name_their_doubts(python: &Path) -> Result<(), Failed> {
+    let program = "import torch; torch.rand(4, device='cuda').tolist(); '{n}'";
+    let modes: [&[&str]; 4] = [
+        &["--least-memory"],
+        &["--every-fault=sample:1"],
+        &["--alloc-conf", "", "--alloc-conf", "max_split_size_mb:32"],
+        &["--largest", "n=1..1"],
+    ];
+    for mode in modes {
+        let mut run = harness();
+        run.args(["exec", "--memory", "1GiB", "--format", "json"]);
+        run.args(mode).arg("--").arg(python);
+        let run = run.args(["-c", program]).output()?;
+        let text = String::from_utf8_lossy(&run.stdout);
+        if !text.contains("the program read values that nothing computed") {
+            return Err(format!("{mode:?} has no doubt: {run:?}").into());
+        }
+    }
+    Ok(())
+}
+
 fn random_values_are_not_known(python: &Path) -> Result<(), Failed> {
     let (run, program) = (tempfile::tempdir()?, folder().join("random_reads.py"));
     let record = run.path().join("run.json");
@@ -931,16 +957,7 @@ fn random_values_are_not_known(python: &Path) -> Result<(), Failed> {
         .as_array()
         .ok_or("no reads are noted")?;
     let noted: Vec<&Value> = reads.iter().map(|frame| &frame["line"]).collect();
-    let mut least = harness();
-    least.args(["exec", "--memory", "1GiB", "--least-memory", "--"]);
-    let least = least
-        .arg(python)
-        .arg(folder().join("random_reads.py"))
-        .output()?;
-    let doubt = "the program read values that nothing computed";
-    if !String::from_utf8_lossy(&least.stderr).contains(doubt) {
-        return Err(format!("the least memory has no doubt: {least:?}").into());
-    }
+    documents_of_many_runs_name_their_doubts(python)?;
     if noted.iter().copied().eq(&read) && process["uncomputed_reads"] == read.len() {
         Ok(())
     } else {
@@ -1730,6 +1747,35 @@ fn advised(python: &Path) -> Result<(), Failed> {
     .into())
 }
 
+/// The program resets the peaks.
+fn only_host_memory(python: &Path) -> Result<(), Failed> {
+    let program = "import torch; \
+         pinned = torch.empty(100 << 20, dtype=torch.uint8, pin_memory=True); del pinned; \
+         torch._C._host_emptyCache(); torch.cuda.init(); \
+         torch.cuda.reset_peak_host_memory_stats(); \
+         torch.cuda.reset_accumulated_host_memory_stats()";
+    let run = |fault: &[&str]| {
+        let mut run = harness();
+        run.arg("exec").args(fault).arg("--").arg(python);
+        run.args(["-c", program]).output()
+    };
+    let failed = "cudaHostAlloc: 1 failed, 1 of them injected by `--fail`";
+    let peaks = "pinned host memory: peak allocated unknown, peak reserved 128 MiB; at the end \
+         allocated unknown, reserved 0 B";
+    let cases: [(&[&str], _, _); 2] =
+        [(&[], 0, peaks), (&["--fail", "cudaHostAlloc:1"], 1, failed)];
+    for (fault, code, is) in cases {
+        let ran = run(fault)?;
+        let text = String::from_utf8_lossy(&ran.stderr);
+        let is_unused =
+            text.contains("no process used") || text.contains("no memory was requested");
+        if ran.status.code() != Some(code) || !text.contains(is) || is_unused {
+            return Err(format!("{fault:?}: {ran:?}").into());
+        }
+    }
+    Ok(())
+}
+
 /// `harness exec` and `harness.observe` write snapshots of the same error.
 fn pinned_host_memory(python: &Path) -> Result<(), Failed> {
     let folder = tempfile::tempdir()?;
@@ -1769,7 +1815,7 @@ fn pinned_host_memory(python: &Path) -> Result<(), Failed> {
         let shown = String::from_utf8_lossy(&explained.stdout);
         let figures = "pinned host memory at the time of the snapshot, besides the figures above: ";
         let is_shown = shown.contains(figures)
-            && shown.contains("160 MiB reserved (")
+            && shown.contains("allocated unknown, reserved 160 MiB (peak allocated unknown")
             && shown.contains("peak reserved 160 MiB)");
         if is_shown != is_known || shown.contains("pinned host memory") != is_known {
             return Err(format!("{}: {shown}\n{ended:?}", snapshot.display()).into());
@@ -1875,13 +1921,17 @@ fn without_torch(python: &Path) -> Result<(), Failed> {
     let program = "import ctypes; from ctypes import byref; c = ctypes.CDLL('libcuda.so.1')\n\
          context, address = ctypes.c_void_p(), ctypes.c_uint64(); print(c.cuInit(0))\n\
          c.cuDevicePrimaryCtxRetain(byref(context), 0); c.cuCtxSetCurrent(context)\n\
-         c.cuMemAlloc_v2(byref(address), ctypes.c_size_t(1 << 20))";
+         c.cuMemAlloc_v2(byref(address), ctypes.c_size_t(1 << 20))\n\
+         print(c.cuGetExportTable(byref(context), b'0' * 16))";
+    let no_hook = "Python did not start the hook of harness, as with its options -I, -E and -S";
     for (options, reason) in [
         (
             &["-c"][..],
             "the process imported no library that reports statistics",
         ),
-        (&["-I", "-c"], "Python was started with -I, -E or -S"),
+        (&["-I", "-c"], no_hook),
+        (&["-E", "-c"], no_hook),
+        (&["-S", "-c"], no_hook),
     ] {
         let output = harness()
             .args(["exec", "--"])
@@ -1890,11 +1940,25 @@ fn without_torch(python: &Path) -> Result<(), Failed> {
             .arg(program)
             .output()?;
         let text = String::from_utf8_lossy(&output.stderr);
-        if output.stdout != b"0\n" || !text.contains(reason) {
+        let is_listed =
+            text.contains("not supported\", other libraries success): cuGetExportTable");
+        if output.stdout != b"0\n801\n" || !text.contains(reason) || !is_listed {
             return Err(format!("{options:?}: {output:?}").into());
         }
     }
-    Ok(())
+    let output = harness()
+        .args(["exec", "--"])
+        .arg(python)
+        .args(["-I", "-c", "import torch; torch.ones(4, device='cuda')"])
+        .output()?;
+    let text = String::from_utf8_lossy(&output.stderr);
+    let expected =
+        format!("torch: peak allocated 512 B, 0 retries, 0 out of memory errors; {no_hook}");
+    if text.contains(&expected) {
+        Ok(())
+    } else {
+        Err(format!("{output:?}").into())
+    }
 }
 
 fn unknown_torch(python: &Path) -> Result<(), Failed> {

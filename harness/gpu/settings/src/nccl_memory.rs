@@ -1,7 +1,7 @@
 //! [`NcclMemory`]: the device memory of NCCL's buffers, which depends on the links between the GPUs
 //! and on NCCL's version, from a measured table.
 
-use std::{fmt, str::FromStr};
+use std::{fmt, io, path::Path};
 
 use harness_allocator::units::Bytes;
 use serde::{Deserialize, Serialize};
@@ -24,6 +24,21 @@ struct Row {
 }
 
 impl NcclMemory {
+    /// Parses the name of a table. `read` reads it.
+    pub fn parse(
+        file: &str,
+        read: impl FnOnce(&Path) -> io::Result<String>,
+    ) -> Result<Self, SettingsError> {
+        let text = read(Path::new(file)).map_err(|error| {
+            SettingsError(format!("{file}: {error}: name a table of NCCL's memory"))
+        })?;
+        let rows = rows(&text).map_err(|error| SettingsError(format!("{file}:{error}")))?;
+        Ok(Self {
+            file: file.to_owned(),
+            rows,
+        })
+    }
+
     /// Returns the bytes that a communicator allocates at its first collective, or at its first
     /// send or receive. They come from the row with the most ranks up to `ranks`.
     pub fn of(&self, ranks: usize, is_point_to_point: bool) -> Bytes {
@@ -80,23 +95,6 @@ fn rows(text: &str) -> Result<Vec<Row>, String> {
         })
     };
     lines.map(parse).collect()
-}
-
-/// The name of a table, which is read.
-impl FromStr for NcclMemory {
-    type Err = SettingsError;
-
-    fn from_str(file: &str) -> Result<Self, SettingsError> {
-        let text = std::fs::read_to_string(file);
-        let text = text.map_err(|error| {
-            SettingsError(format!("{file}: {error}: name a table of NCCL's memory"))
-        })?;
-        let rows = rows(&text).map_err(|error| SettingsError(format!("{file}:{error}")))?;
-        Ok(Self {
-            file: file.to_owned(),
-            rows,
-        })
-    }
 }
 
 #[cfg(test)]

@@ -15,7 +15,7 @@
 //! | other channels-last convolutions | none | no |
 //! | gradient of the filter, except 1×1 | four times the filter in addition | no |
 
-use std::{fmt, path::Path, str::FromStr};
+use std::{fmt, io, path::Path};
 
 use serde::{Deserialize, Serialize};
 
@@ -412,22 +412,12 @@ fn rows(text: &str) -> Result<Vec<MeasuredWorkspace>, String> {
     Ok(rows)
 }
 
-impl fmt::Display for CudnnWorkspace {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::None => "none",
-            Self::Operands => "operands",
-            Self::Estimate => "estimate",
-            Self::Library(file) | Self::Measured { file, .. } => file,
-        })
-    }
-}
-
-/// The name of a model, or a file of measured workspaces, which is read.
-impl FromStr for CudnnWorkspace {
-    type Err = SettingsError;
-
-    fn from_str(text: &str) -> Result<Self, SettingsError> {
+impl CudnnWorkspace {
+    /// Parses the name of a model, or of a file of measured workspaces, which `read` reads.
+    pub fn parse(
+        text: &str,
+        read: impl FnOnce(&Path) -> io::Result<String>,
+    ) -> Result<Self, SettingsError> {
         let file = match text {
             "none" => return Ok(Self::None),
             "operands" => return Ok(Self::Operands),
@@ -449,7 +439,7 @@ impl FromStr for CudnnWorkspace {
                  file such as measured.tsv, or a path of libcudnn_graph.so.9"
             )));
         }
-        let text = std::fs::read_to_string(file).map_err(|error| {
+        let text = read(Path::new(file)).map_err(|error| {
             SettingsError(format!(
                 "{file}: {error}: name a table of measured workspaces"
             ))
@@ -458,6 +448,17 @@ impl FromStr for CudnnWorkspace {
         Ok(Self::Measured {
             file: file.to_owned(),
             rows,
+        })
+    }
+}
+
+impl fmt::Display for CudnnWorkspace {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::None => "none",
+            Self::Operands => "operands",
+            Self::Estimate => "estimate",
+            Self::Library(file) | Self::Measured { file, .. } => file,
         })
     }
 }

@@ -1,6 +1,6 @@
 //! Functions of the driver by name, as `cuGetProcAddress` finds them.
 
-use std::ffi::{CStr, CString, c_int, c_void};
+use std::ffi::{CStr, CString, OsStr, c_int, c_void};
 use std::os::unix::ffi::OsStrExt as _;
 use std::{env, mem::MaybeUninit, path::Path, ptr};
 
@@ -80,7 +80,8 @@ fn file_of(address: usize) -> Option<CString> {
 /// Returns internal tables of NVIDIA's driver, which CUDA's runtime needs. The simulated driver has
 /// none, so a runtime that is linked into an object and has not been replaced cannot run. That of
 /// cuDNN gets an error: cuDNN asks for kernels that it can leave out while it plans without a
-/// device.
+/// device. Objects without the function's name get an error too: they only pass on calls, as libffi
+/// does for Python.
 #[unsafe(no_mangle)]
 #[unsafe(naked)]
 extern "C" fn cuGetExportTable() {
@@ -94,6 +95,16 @@ extern "C" fn cuGetExportTable() {
     );
 }
 
+const TABLES: &[u8] = b"cuGetExportTable";
+
+/// Returns whether a file contains these bytes, or cannot be read.
+fn contains(file: &CStr, bytes: &[u8]) -> bool {
+    let content = std::fs::read(OsStr::from_bytes(file.to_bytes()));
+    content.map_or(true, |content| {
+        content.windows(bytes.len()).any(|window| window == bytes)
+    })
+}
+
 /// The start of the names of cuDNN's libraries.
 const CUDNN: &[u8] = b"libcudnn";
 
@@ -102,7 +113,11 @@ extern "C" fn answer_for_tables(caller: usize) -> c_int {
     let name = file
         .as_ref()
         .and_then(|file| file.to_bytes().rsplit(|byte| *byte == b'/').next());
-    if name.is_some_and(|name| name.starts_with(CUDNN)) {
+    let is_passed_on = file.as_ref().is_some_and(|file| !contains(file, TABLES));
+    if is_passed_on {
+        machine().counters.note_unmodelled(TABLES);
+    }
+    if is_passed_on || name.is_some_and(|name| name.starts_with(CUDNN)) {
         return answer(Err(Code::NotSupported));
     }
     let object = file.map_or_else(

@@ -269,7 +269,7 @@ pub fn read<T: DeserializeOwned>(
     } else {
         path.to_owned()
     };
-    let text = read_bounded(&path).map_err(|source| StoreError::Unreadable {
+    let text = read_to_string(&path).map_err(|source| StoreError::Unreadable {
         path: path.clone(),
         source,
     })?;
@@ -315,13 +315,9 @@ pub fn open(path: &Path) -> io::Result<File> {
     ))
 }
 
-/// Like [`std::fs::read_to_string`], with the checks of [`open`].
+/// Like [`std::fs::read_to_string`], with the checks of [`open`] and a limit, [`MAX_DOCUMENT`]. The
+/// limit applies during reading, because a pipe has no length.
 pub fn read_to_string(path: &Path) -> io::Result<String> {
-    io::read_to_string(open(path)?)
-}
-
-/// The limit applies during reading, because a pipe has no length.
-fn read_bounded(path: &Path) -> io::Result<String> {
     let mut text = String::new();
     open(path)?
         .take(MAX_DOCUMENT + 1)

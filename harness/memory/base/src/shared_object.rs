@@ -3,6 +3,8 @@ use std::{collections::BTreeSet, fs::File, io, path::Path};
 use object::read::elf::{FileHeader as _, Sym as _};
 use object::{Endianness, ReadCache, elf};
 
+use crate::files;
+
 #[derive(Debug, thiserror::Error)]
 pub enum SharedObjectError {
     #[error("cannot be read: {0}")]
@@ -15,7 +17,7 @@ pub enum SharedObjectError {
 
 /// Returns the names that a shared object exports.
 pub fn exports(path: &Path) -> Result<BTreeSet<String>, SharedObjectError> {
-    let file = ReadCache::new(File::open(path)?);
+    let file = ReadCache::new(files::open(path)?);
     read_exports(&file).map_err(
         |error| match elf::FileHeader32::<Endianness>::parse(&file) {
             Ok(_) => SharedObjectError::ThirtyTwoBits,

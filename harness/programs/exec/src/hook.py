@@ -269,13 +269,22 @@ def _note_failed_cases(module):
         setattr(module.TestResult, name, noting(getattr(module.TestResult, name)))
 
 
+# The peaks of pinned memory, also those from before a reset.
+_host_peaks = {}
+
+
 def _host_statistics(torch):
-    """The numbers of torch's allocator of pinned memory, if this version counts them and the program used it."""
-    found = getattr(torch.cuda, "host_memory_stats", dict)() if torch.cuda.is_initialized() else {}
-    return found if found.get("num_host_alloc") else None
+    """The numbers of torch's allocator of pinned memory, if this version counts them and the program used it. Peaks are those of the whole process."""
+    # `torch.cuda.host_memory_stats()` has none before a program uses a GPU.
+    of = getattr(torch._C, "_cuda_hostMemoryStats", dict)()
+    found = {name: count for name, count in of.items() if not isinstance(count, dict)}
+    found.update({"%s.%s" % (name, kind): count for name, kinds in of.items() if isinstance(kinds, dict) for kind, count in kinds.items()})
+    for name in [name for name in found if name.endswith(".peak")]:
+        found[name] = _host_peaks[name] = max(_host_peaks.get(name, 0), found[name])
+    return found if any(_host_peaks.values()) else None
 
 
-# Figures from before a reset, by device, and the devices of all resets.
+# Figures from before a reset, by device, and the devices of all resets of peaks.
 _earlier = {}
 _resets = []
 
@@ -290,7 +299,8 @@ def _keep_peaks(torch, device, with_counters):
         kept[name] = max(kept.get(name, 0), statistics[quantity]["all"]["peak"])
     for name in ("num_alloc_retries", "num_ooms") if with_counters else ():
         kept[name] = kept.get(name, 0) + statistics[name]
-    _resets.append(device)
+    if not with_counters:
+        _resets.append(device)
     if kept != before:
         # The process may be killed.
         _write_statistics(torch, is_end=False)
@@ -302,16 +312,19 @@ def _note_resets(torch):
     def wrap(name):
         reset = getattr(torch._C, name)
 
-        def keep_and_reset(device=None):
+        def keep_and_reset(*device):
             try:
-                _keep_peaks(torch, device, "Accumulated" in name)
+                if "HostMemory" in name:
+                    _host_statistics(torch)
+                else:
+                    _keep_peaks(torch, *(device or [None]), "Accumulated" in name)
             except Exception:
                 pass  # Only the native allocator has statistics.
-            return reset(device)
+            return reset(*device)
 
         setattr(torch._C, name, keep_and_reset)
 
-    names = ("_cuda_resetPeakMemoryStats", "_cuda_resetAccumulatedMemoryStats", "_accelerator_resetPeakStats", "_accelerator_resetAccumulatedStats")
+    names = ("_cuda_resetPeakMemoryStats", "_cuda_resetAccumulatedMemoryStats", "_accelerator_resetPeakStats", "_accelerator_resetAccumulatedStats", "_cuda_resetPeakHostMemoryStats")
     for name in names:
         if hasattr(torch._C, name):
             wrap(name)

@@ -517,9 +517,24 @@ impl Record {
 }
 
 impl Process {
-    /// Returns whether the process requested device memory or called a function without a model.
+    /// Returns whether the process requested device memory or pinned host memory, called a function
+    /// without a model, or a call of a library failed.
     pub fn used_gpu(&self) -> bool {
-        self.devices.iter().any(|device| device.mallocs > 0) || !self.not_modelled.is_empty()
+        self.devices.iter().any(|device| device.mallocs > 0)
+            || !self.not_modelled.is_empty()
+            || !self.failed_calls.is_empty()
+            || self.used_host_memory()
+    }
+
+    /// Returns whether the process itself requested pinned host memory.
+    pub(crate) fn used_host_memory(&self) -> bool {
+        let torch = self.torch.as_ref();
+        let host = torch.and_then(TorchRecord::host_memory);
+        host.is_some_and(|host| host.is_of_program())
+            || self
+                .failed_calls
+                .iter()
+                .any(|calls| calls.call == Call::HostAlloc.name())
     }
 }
 

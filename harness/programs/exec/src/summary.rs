@@ -298,7 +298,7 @@ fn of_processes(record: &Record, several_devices: bool, gpu: &str) -> String {
 
 /// Why no process requested memory, as far as its calls show it.
 fn without_requests(record: &Record) -> String {
-    if record.requested_memory() {
+    if record.requested_memory() || record.used().any(Process::used_host_memory) {
         return String::new();
     }
     let mut asked = record
@@ -579,6 +579,10 @@ fn of_device(device: &DeviceRecord, unless: &str) -> String {
     )
 }
 
+/// The hook is in PYTHONPATH, and the module `site` starts it.
+const WITHOUT_HOOK: &str = "Python did not start the hook of harness, as with its options -I, -E \
+     and -S; without them, errors are counted too";
+
 /// Returns why there are no statistics of torch.
 fn without_torch(process: &Process) -> String {
     let program = process.program.as_str();
@@ -592,8 +596,8 @@ fn without_torch(process: &Process) -> String {
             let names = names.join(" and ");
             format!("the process imported {names}, and no library that reports statistics")
         }
-        None if torch::is_python(program.as_ref()) => {
-            "no statistics from torch: Python was started with -I, -E or -S".to_owned()
+        None if is_python(process) => {
+            format!("no statistics from torch: {WITHOUT_HOOK}")
         }
         None if program.is_empty() => {
             "no statistics from torch: the process was killed, or it is not Python".to_owned()
@@ -602,6 +606,10 @@ fn without_torch(process: &Process) -> String {
             format!("plain calls of CUDA by `{program}`, without a library that reports statistics")
         }
     }
+}
+
+fn is_python(process: &Process) -> bool {
+    torch::is_python(process.program.as_ref())
 }
 
 /// The figures that a library other than torch publishes.
@@ -685,10 +693,15 @@ fn of_torch(process: &Process) -> String {
     } else {
         ""
     };
-    let killed = if torch.statistics == Statistics::Kept {
-        "; the process ended without Python's exit handlers"
-    } else {
-        ""
+    let killed = match torch.statistics {
+        Statistics::Kept if process.imports.is_none() && is_python(process) => {
+            format!("; {WITHOUT_HOOK}")
+        }
+        Statistics::Kept if process.imports.is_none() => {
+            "; the process has no Python with the hook of harness".to_owned()
+        }
+        Statistics::Kept => "; the process ended without Python's exit handlers".to_owned(),
+        Statistics::Reported | Statistics::AtLeast => String::new(),
     };
     let resets = match torch.resets {
         0 => String::new(),
@@ -712,8 +725,13 @@ fn of_torch(process: &Process) -> String {
 /// Page-locked memory of the host, if the process used much of it and torch reported it.
 fn of_host(process: &Process) -> Option<String> {
     let host = process.torch.as_ref()?.host_memory()?;
-    host.is_of_program()
-        .then(|| format!("pinned host memory: {}", host.peaks()))
+    host.is_of_program().then(|| {
+        format!(
+            "pinned host memory: {}; at the end {}",
+            host.peaks(),
+            host.now()
+        )
+    })
 }
 
 fn of_engine(engine: &InferenceEngine) -> String {

@@ -2,12 +2,12 @@
 //! it would look, without importing it.
 
 use std::ffi::{OsStr, OsString};
-use std::fs::File;
 use std::io::{self, Read as _};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use harness_allocator::allocator::caching::TorchVersion;
+use harness_base::files;
 use harness_gpu_settings::settings::Cuda;
 use serde::Deserialize;
 
@@ -447,7 +447,7 @@ pub(crate) fn check_program(program: &OsStr) -> Result<Option<PathBuf>, TorchErr
 /// '/path/to/python' "$0" "$@"`. Returns `None` for other files.
 fn first_line(program: &Path) -> io::Result<Option<String>> {
     let mut start = Vec::new();
-    File::open(program)?.take(4096).read_to_end(&mut start)?;
+    files::open(program)?.take(4096).read_to_end(&mut start)?;
     let start = String::from_utf8_lossy(&start);
     let mut lines = start.lines();
     let Some(first) = lines.next().and_then(|line| line.strip_prefix("#!")) else {

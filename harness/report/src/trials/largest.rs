@@ -3,7 +3,7 @@
 use harness_allocator::units::Bytes;
 use harness_exec::trials::largest::{Evidence, LargestReport, LargestRow};
 
-use super::{Grid, Parts, words};
+use super::{Grid, Parts, notes_on_doubts, words};
 
 pub(super) fn parts(report: &LargestReport) -> Parts {
     let is_bad = |row: &LargestRow| row.largest.is_none() || row.failure.is_some();
@@ -136,6 +136,10 @@ fn notes(report: &LargestReport) -> Vec<String> {
             "saves: how much less is reserved at the peak, with the largest {name} of the command \
              itself on this GPU."
         ));
+    }
+    let doubts = report.rows.iter().map(|row| &row.doubts);
+    if let Some(doubts) = doubts.into_iter().find(|doubts| !doubts.is_empty()) {
+        notes.extend(notes_on_doubts(doubts));
     }
     if report.is_interrupted {
         notes.push("Interrupted: rows are missing.".to_owned());

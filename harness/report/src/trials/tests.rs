@@ -45,6 +45,7 @@ fn report(cases: Vec<FaultCase>) -> FaultReport {
         submitted: 200,
     };
     FaultReport {
+        doubts: Vec::new(),
         first,
         caller: Caller::Torch,
         second: None,
@@ -221,6 +222,7 @@ fn the_least_memory_is_shown_by_the_order_of_addresses() {
         order("reuse", 798, true),
     ];
     let report = LeastReport {
+        doubts: vec!["the program read values".to_owned()],
         plenty: 8192 * MIB,
         peak_reserved: 1024 * MIB,
         orders,
@@ -262,6 +264,7 @@ fn rows() -> Vec<SettingsRow> {
 #[test]
 fn settings_are_compared_in_a_table_with_the_best_in_a_sentence() {
     let report = SettingsReport {
+        doubts: Vec::new(),
         memory: 1024 * MIB,
         rows: rows(),
         best: Some(1),
@@ -275,6 +278,7 @@ fn settings_are_compared_in_a_table_with_the_best_in_a_sentence() {
 #[test]
 fn the_least_memory_of_a_setting_is_a_column_and_no_good_setting_is_said() {
     let mut report = SettingsReport {
+        doubts: Vec::new(),
         memory: 1024 * MIB,
         rows: rows(),
         best: Some(1),
@@ -322,6 +326,7 @@ fn how_far_the_orders_of_addresses_differ_is_said_of_each_setting() {
         .to_vec();
     let unpredicted = Some("uses several GPUs".to_owned());
     let report = SettingsReport {
+        doubts: Vec::new(),
         memory: 1024 * MIB,
         rows,
         best: Some(1),

@@ -202,16 +202,10 @@ fn explain_with(
         host_memory
             .filter(RecordedHostMemory::is_of_program)
             .map(|host| {
-                let allocated = host.allocated.map_or_else(String::new, |allocated| {
-                    format!(
-                        "{allocated} \
-             allocated, "
-                    )
-                });
                 format!(
                     "pinned host memory at the time of the snapshot, besides the figures above: \
-             {allocated}{} reserved ({})",
-                    host.reserved,
+                     {} ({})",
+                    host.now(),
                     host.peaks()
                 )
             }),

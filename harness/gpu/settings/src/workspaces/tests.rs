@@ -185,18 +185,17 @@ fn errors_of_a_table_name_line_and_column() {
         error("forward\t[2, 64]\ttorch.float32\t5"),
         error(&format!("forward\t{shapes}\tfloat\t5")),
         error("forward"),
-        "operand"
-            .parse::<CudnnWorkspace>()
+        CudnnWorkspace::parse("operand", |path| std::fs::read_to_string(path))
             .expect_err("there is no such model")
             .to_string(),
-        "no/table.tsv"
-            .parse::<CudnnWorkspace>()
+        CudnnWorkspace::parse("no/table.tsv", |path| std::fs::read_to_string(path))
             .expect_err("there is no such file")
             .to_string(),
-        "no/libcudnn_graph.so.9"
-            .parse::<CudnnWorkspace>()
-            .expect_err("there is no such library")
-            .to_string(),
+        CudnnWorkspace::parse("no/libcudnn_graph.so.9", |path| {
+            std::fs::read_to_string(path)
+        })
+        .expect_err("there is no such library")
+        .to_string(),
     ];
     let expected = [
         "1:1: the table is empty: its first line names the columns operator, input_shapes, dtypes, \

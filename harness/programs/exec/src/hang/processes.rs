@@ -9,6 +9,7 @@ use std::process::ExitStatus;
 use std::time::{Duration, Instant};
 use std::{fs, io};
 
+use harness_base::files;
 use harness_gpu_settings::collectives::{STACK_SIGNAL, STACKS};
 use procfs::process::{Process, Stat};
 
@@ -373,7 +374,7 @@ pub(super) fn waiting_function(stack: &[ErrorFrame], run: &Path) -> Option<Strin
             .rfind(is_of_torch)
             .map(|frame| frame.name.clone());
     }
-    let text = fs::read_to_string(&stack[0].file).ok()?;
+    let text = files::read_to_string(Path::new(&stack[0].file)).ok()?;
     let line = text
         .lines()
         .nth(usize::try_from(stack[0].line).ok()?.checked_sub(1)?)?;

@@ -61,6 +61,7 @@ pub(crate) fn ended_well(sizes: &[u64]) -> Observed {
         is_end_unknown: false,
         late_import: None,
         last_lines: Vec::new(),
+        doubts: Vec::new(),
     }
 }
 

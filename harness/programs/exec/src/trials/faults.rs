@@ -63,6 +63,9 @@ pub struct FaultReport {
     pub cases: Vec<FaultCase>,
     /// Number of runs skipped after an interrupt.
     pub left_out: usize,
+    /// Why its figures may differ from those on a GPU.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub doubts: Vec<String>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub part: Option<Part>,
 }
@@ -258,6 +261,7 @@ pub fn every_fault<E: Send>(
         chosen: described,
         cases,
         left_out,
+        doubts: first.doubts.clone(),
         part,
     })
 }

@@ -259,6 +259,9 @@ pub struct LargestRow {
     pub exception: Option<u64>,
     /// Why the search ended early.
     pub failure: Option<String>,
+    /// Why its figures may differ from those on a GPU, from its first run with such a reason.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub doubts: Vec<String>,
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
@@ -340,6 +343,8 @@ struct Model {
     is_confirmed: bool,
     /// `true` if runs contradict a prediction of more recordings than a line needs.
     is_irregular: bool,
+    /// Those of the first run with some.
+    doubts: Vec<String>,
 }
 
 /// What replays predict.
@@ -486,6 +491,9 @@ impl<E: Send> LargestSearch<'_, E> {
             row.runs += tried.len();
             for (index, run) in tried.into_iter().zip(runs) {
                 let Some(run) = run else { return Ok(None) };
+                if row.doubts.is_empty() {
+                    row.doubts.clone_from(&run.observed.doubts);
+                }
                 match self.judge(case, &run.observed) {
                     Ok(outcome) => known.0.insert(index, outcome),
                     Err(why) => {
@@ -541,6 +549,7 @@ impl<E: Send> LargestSearch<'_, E> {
             is_refuted: false,
             exception: None,
             failure: None,
+            doubts: Vec::new(),
         }
     }
 
@@ -583,6 +592,7 @@ impl<E: Send> LargestSearch<'_, E> {
                 ..Next::default()
             }),
             basis: Evidence::Predicted,
+            doubts: models[first.model].doubts.clone(),
             ..self.empty_row(case)
         })
     }
@@ -850,7 +860,11 @@ fn learn(
             is_usable: true,
             is_confirmed: false,
             is_irregular: false,
+            doubts: Vec::new(),
         });
+    }
+    if models[index].doubts.is_empty() {
+        models[index].doubts.clone_from(&run.observed.doubts);
     }
     // PyTorch reads the amount of free memory for the text of an out-of-memory error.
     let adapts = run.observed.reads_free_memory && run.observed.ooms == Some(0);
@@ -886,6 +900,7 @@ fn confirm(models: &mut Vec<Model>, case: &LargestCase, used: usize) {
         is_usable: true,
         is_confirmed: true,
         is_irregular: false,
+        doubts: used.doubts.clone(),
     };
     models.retain(|model| !model.of.is_like(case));
     models.push(copy);

@@ -35,6 +35,9 @@ pub struct LeastReport {
     pub peak_reserved: u64,
     /// The least memory for each address order, beginning with the first run's.
     pub orders: Vec<OrderLeast>,
+    /// Why its figures may differ from those on a GPU.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub doubts: Vec<String>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub part: Option<Part>,
 }
@@ -109,6 +112,7 @@ pub fn least<E: Send>(program: &Program<'_, E>, search: Search) -> Result<Option
         plenty: program.trial.memory.0,
         peak_reserved: program.first.peak_reserved.0,
         orders: found,
+        doubts: program.first.doubts.clone(),
         part,
     }))
 }

@@ -12,9 +12,12 @@ use super::least::LeastReport;
 use super::part::Part;
 use super::settings::{self, SettingsReport};
 
-/// What the shards of a run have in common, by name: the command, its options, the machine, torch,
-/// and the figures of the first run.
+/// What the shards of a run have in common, by name: the version of harness, the command, its
+/// options, the machine, torch, and the figures of the first run.
 pub type Run = BTreeMap<String, String>;
+
+/// The name of the figures of the first run. A shard without cases has none.
+pub const FIRST_RUN: &str = "their first run";
 
 /// The keys of the version that the printed document begins with, of the run, and of the hash of
 /// all else in the document of a shard.
@@ -89,16 +92,19 @@ impl Report {
                 all.cases.extend(more.cases);
                 all.left_out += more.left_out;
                 all.second = all.second.take().or(more.second);
+                join(&mut all.doubts, more.doubts);
             }
             (Self::Least(all), Self::Least(more))
                 if (all.plenty, all.peak_reserved) == (more.plenty, more.peak_reserved) =>
             {
                 all.orders.extend(more.orders);
+                join(&mut all.doubts, more.doubts);
             }
             (Self::Settings(all), Self::Settings(more)) if all.memory == more.memory => {
                 all.rows.extend(more.rows);
                 all.is_interrupted |= more.is_interrupted;
                 all.unpredicted = all.unpredicted.take().or(more.unpredicted);
+                join(&mut all.doubts, more.doubts);
             }
             _ => return Err("the program or its options"),
         }
@@ -118,6 +124,25 @@ impl Report {
             }
         }
     }
+}
+
+/// Adds the doubts of another shard that are new.
+fn join(doubts: &mut Vec<String>, more: Vec<String>) {
+    for doubt in more {
+        if !doubts.contains(&doubt) {
+            doubts.push(doubt);
+        }
+    }
+}
+
+/// The first difference, with both values. Reports of older versions lack some.
+fn difference<'a>(run: &'a Run, other: &'a Run) -> Option<(&'a str, [&'a str; 2])> {
+    let of = |run: &'a Run, name: &str| run.get(name).map_or("unknown", String::as_str);
+    run.keys()
+        .chain(other.keys())
+        .filter(|name| *name != FIRST_RUN || (run.contains_key(*name) && other.contains_key(*name)))
+        .map(|name| (name.as_str(), [of(run, name), of(other, name)]))
+        .find(|(_, [one, other])| one != other)
 }
 
 /// Merges shards in any order. Also returns the missing shards.
@@ -151,13 +176,9 @@ pub fn merge(documents: Vec<Document>) -> Result<(Report, Vec<Shard>), String> {
     for (part, of_part, report) in parts {
         let differ =
             |what: &str| format!("shards {} and {} differ in {what}", first.shard, part.shard);
-        if let Some((name, [one, other])) = of_part.iter().find_map(|(name, other)| {
-            let one = run.get(name)?;
-            (one != other).then_some((name, [one, other]))
-        }) {
+        if let Some((name, [one, other])) = difference(&run, &of_part) {
             return Err(format!("{}: `{one}` and `{other}`", differ(name)));
         }
-        // A shard without cases has no first run.
         run.extend(of_part);
         if part.names != first.names {
             return Err(differ("their cases"));

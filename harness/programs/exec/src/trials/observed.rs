@@ -15,6 +15,7 @@ use crate::hang::{Hang, processes};
 use crate::machine::Machine;
 use crate::process::End;
 use crate::record::{Process, Record, SlowCalls, struck};
+use crate::summary::doubts;
 use crate::torch_record::{Caller, PEAK_ALLOCATED, TorchRecord};
 
 const LAST_LINES: usize = 10;
@@ -85,6 +86,8 @@ pub struct Observed {
     pub late_import: Option<String>,
     /// The last lines of its standard error, if kept.
     pub last_lines: Vec<String>,
+    /// Why its figures may differ from those on a GPU ([`doubts`]).
+    pub doubts: Vec<String>,
 }
 
 /// Device allocation attempts and out of memory errors of a rank, in order.
@@ -196,6 +199,7 @@ impl Observed {
             port_in_use: error_output.map_or(Ok(None), port_in_use)?,
             late_import: torches().find_map(|torch| torch.late_import.clone()),
             last_lines: error_output.map_or_else(|| Ok(Vec::new()), last_lines)?,
+            doubts: doubts(record),
         })
     }
 

@@ -15,7 +15,6 @@ use crate::launch::{EndedProgram, Launch, LaunchError, PLACES, Prepared, SNAPSHO
 use crate::machine::Machine;
 use crate::process::{End, Started};
 use crate::record::Record;
-use crate::summary::doubts;
 
 /// Why a program was not run, or its outcome is unknown.
 #[derive(Debug, thiserror::Error, miette::Diagnostic)]
@@ -55,8 +54,6 @@ pub struct First {
     pub took: Duration,
     /// Its allocations if they were to be recorded, or why they cannot be replayed.
     pub recorded: Option<Result<RecordedProgram, &'static str>>,
-    /// Why its peaks may differ from those on a GPU ([`doubts`]).
-    pub doubts: Vec<String>,
 }
 
 impl Runner<'_> {
@@ -113,7 +110,6 @@ impl Runner<'_> {
             observed,
             took: began.elapsed(),
             recorded,
-            doubts: doubts(&record),
         }
     }
 

@@ -31,6 +31,9 @@ pub struct SettingsReport {
     /// Why no row is predicted, if rows should be. The text follows the words "the program".
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub unpredicted: Option<String>,
+    /// Why its figures may differ from those on a GPU.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub doubts: Vec<String>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub part: Option<Part>,
 }
@@ -186,6 +189,7 @@ pub fn compare<E: Send>(
         SettingsReport {
             memory: program.trial.memory.0,
             unpredicted,
+            doubts: program.first.doubts.clone(),
             part: part.clone(),
             ..SettingsReport::default()
         }

@@ -55,10 +55,20 @@ impl RecordedHostMemory {
 
     /// The peaks, for example `peak allocated at most 1 GiB, peak reserved 1 GiB`.
     pub fn peaks(&self) -> String {
-        let allocated = self.peak_allocated.map_or_else(String::new, |peak| {
-            format!("peak allocated at most {peak}, ")
-        });
-        format!("{allocated}peak reserved {}", self.peak_reserved)
+        let allocated = self.peak_allocated;
+        let allocated =
+            allocated.map_or_else(|| "unknown".to_owned(), |peak| format!("at most {peak}"));
+        format!(
+            "peak allocated {allocated}, peak reserved {}",
+            self.peak_reserved
+        )
+    }
+
+    /// The current figures, for example `allocated 512 MiB, reserved 1 GiB`.
+    pub fn now(&self) -> String {
+        let allocated = self.allocated;
+        let allocated = allocated.map_or_else(|| "unknown".to_owned(), |bytes| bytes.to_string());
+        format!("allocated {allocated}, reserved {}", self.reserved)
     }
 }
 

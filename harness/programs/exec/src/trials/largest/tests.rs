@@ -73,7 +73,6 @@ fn run_of(case: &LargestCase, sizes: &[u64]) -> First {
         observed,
         took: Duration::ZERO,
         recorded: Some(recorded),
-        doubts: Vec::new(),
     }
 }
 
@@ -455,4 +454,24 @@ fn levers_have_names_variables_and_arguments() {
     for wrong in ["--half", "half:", ": --half", "half:--half"] {
         assert!(wrong.parse::<Lever>().is_err(), "{wrong}");
     }
+}
+
+#[test]
+fn rows_of_runs_and_of_predictions_have_the_doubts_of_the_runs() {
+    let doubts = vec!["it read values".to_owned()];
+    let (report, _) = search_by(
+        "batch=1..4096",
+        &[case("one", 4096), case("two", 24 << 10)],
+        |case, value| {
+            let mut run = run_of(case, &requests(value));
+            run.observed.doubts.clone_from(&doubts);
+            run
+        },
+    );
+    let bases = report.rows.iter().map(|row| row.basis);
+    assert!(
+        bases.eq([Evidence::Confirmed, Evidence::Predicted]),
+        "{report:?}"
+    );
+    assert!(report.rows.iter().all(|row| row.doubts == doubts));
 }

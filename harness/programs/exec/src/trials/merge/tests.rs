@@ -20,12 +20,14 @@ fn report(index: u32, plenty: u64, orders: &[&str]) -> Report {
         plenty,
         peak_reserved: 4,
         orders: orders.iter().map(order).collect(),
+        doubts: vec![format!("doubt {plenty}")],
         part: Some(part),
     })
 }
 
 fn run() -> Run {
     [
+        ("the version of harness", "0.1.0 (1a2b3c)"),
         ("the command", "python train.py"),
         ("the machine", "h100-80"),
     ]
@@ -57,6 +59,7 @@ fn merged_shards_have_the_order_of_the_whole() {
         ["wsl", "linux"]
     );
     assert_eq!((report.part, missing), (None, Vec::new()));
+    assert_eq!(report.doubts, ["doubt 8"]);
 }
 
 #[test]
@@ -93,6 +96,13 @@ fn shards_of_different_runs_are_not_merged() {
         assert_eq!(
             error(vec![shard(1, 8, &[]), Document::read(&other).unwrap()]),
             message
+        );
+        let mut older = run();
+        older.remove(&name);
+        let older = document(&report(2, 8, &[]), &older).unwrap().to_string();
+        assert_eq!(
+            error(vec![shard(1, 8, &[]), Document::read(&older).unwrap()]),
+            format!("shards 1/2 and 2/2 differ in {name}: `{value}` and `unknown`")
         );
     }
     assert_eq!(

@@ -145,6 +145,23 @@ assert written()[-1] != last
 """
 
 
+def test_a_job_name_neither_hides_its_file_nor_leaves_the_folder(tmp_path):
+    program = """
+import os
+import torch
+for job in ("../../x/y", "..", "-rf"):
+    os.environ["TORCHELASTIC_RUN_ID"] = job
+    try:
+        torch.zeros(1 << 40, device="cuda")
+    except torch.OutOfMemoryError:
+        pass
+"""
+    run(tmp_path, program)
+    names = sorted(os.listdir(tmp_path / "snapshots"))
+    assert [name.partition("-rank0")[0] for name in names] == ["job", "rf", "x_y"]
+
+
+
 def test_a_program_gets_its_error_whatever_happens_to_the_snapshot(tmp_path):
     wrong = {"HARNESS_OBSERVE_KEEP": "0", "HARNESS_OBSERVE_EVENTS": "-5"}
     result = run(tmp_path, CASES, HARNESS_OBSERVE_DIR=str(tmp_path / "snap shots"), check=False, **wrong)

@@ -800,7 +800,7 @@ impl Exec {
         for (index, snapshot) in snapshots.iter().enumerate() {
             let rank = snapshot.rank.as_ref().map_or_else(
                 || format!("process{}", snapshot.pid),
-                |rank| format!("rank{rank}"),
+                |rank| format!("rank{}", files::slug(rank)),
             );
             let file = if index == 0 {
                 path.to_owned()

@@ -603,7 +603,8 @@ fn peak_by_orders(row: &SettingsRow) -> String {
             .chain(row.other_orders.iter().map(|other| &other.row))
             .map(|row| row.peak_reserved)
     };
-    let [least, most] = [peaks().min(), peaks().max()].map(|peak| Bytes(peak.unwrap_or_default()));
+    let [least, most] =
+        [peaks().min(), peaks().max()].map(|peak| Bytes(peak.unwrap_or_default()).to_string());
     if least == most {
         format!("reserves at most {most}")
     } else {

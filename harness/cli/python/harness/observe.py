@@ -166,7 +166,9 @@ class Observer:
         restart = first(RESTARTS, "")[:LONGEST_NUMBER]
         restarts = [f"restart{restart}"] if restart else []
         rank = first(RANKS, "0")[:LONGEST_NUMBER]
-        parts = [first(JOBS, "job")[:LONGEST_JOB], f"rank{rank}", f"gpu{device}", *restarts, moment, str(os.getpid()), str(self.number)]
+        # A name that begins with a dot is hidden, and one that begins with a dash looks like an option.
+        job = first(JOBS, "job")[:LONGEST_JOB].strip("./-") or "job"
+        parts = [job, f"rank{rank}", f"gpu{device}", *restarts, moment, str(os.getpid()), str(self.number)]
         return re.sub(r"[^A-Za-z0-9._-]", "_", "-".join(parts)) + ".pickle"
 
 

@@ -429,11 +429,13 @@ fn range_of_peaks(record: &Record, ahead: &HostAhead) -> Option<String> {
         } else {
             String::new()
         };
+        let [least, most] = [least, most].map(|bytes| Bytes(*bytes).to_string());
+        if least == most {
+            return format!("{least}{device} are held at the peak in either case");
+        }
         format!(
-            "{}{device} are held at the peak if the GPU keeps up with the host, {} if the host \
-             runs ahead",
-            Bytes(*least),
-            Bytes(*most)
+            "{least}{device} are held at the peak if the GPU keeps up with the host, {most} if the \
+             host runs ahead"
         )
     };
     let peaks: Vec<String> = record
@@ -653,6 +655,20 @@ fn of_library(library: &OtherLibrary, torch: &TorchRecord) -> String {
     format!("{}, {allocator}: {known}{errors}{end}", name.trim_end())
 }
 
+/// Why torch could not report, if only the memory of its allocator has its statistics.
+fn without_handlers(process: &Process, torch: &TorchRecord) -> String {
+    match torch.statistics {
+        Statistics::Kept if process.imports.is_none() && is_python(process) => {
+            format!("; {WITHOUT_HOOK}")
+        }
+        Statistics::Kept if process.imports.is_none() => {
+            "; the process has no Python with the hook of harness".to_owned()
+        }
+        Statistics::Kept => "; the process ended without Python's exit handlers".to_owned(),
+        Statistics::Reported | Statistics::AtLeast => String::new(),
+    }
+}
+
 fn of_torch(process: &Process) -> String {
     let Some(torch) = &process.torch else {
         return without_torch(process);
@@ -693,16 +709,7 @@ fn of_torch(process: &Process) -> String {
     } else {
         ""
     };
-    let killed = match torch.statistics {
-        Statistics::Kept if process.imports.is_none() && is_python(process) => {
-            format!("; {WITHOUT_HOOK}")
-        }
-        Statistics::Kept if process.imports.is_none() => {
-            "; the process has no Python with the hook of harness".to_owned()
-        }
-        Statistics::Kept => "; the process ended without Python's exit handlers".to_owned(),
-        Statistics::Reported | Statistics::AtLeast => String::new(),
-    };
+    let killed = without_handlers(process, torch);
     let resets = match torch.resets {
         0 => String::new(),
         resets => format!(
@@ -710,9 +717,14 @@ fn of_torch(process: &Process) -> String {
             count(resets, "time")
         ),
     };
-    let bounds = process.bounds_of_peak().map(|[least, most]| {
-        format!(" (between {least} and {most}: cuDNN's workspaces are estimates)")
-    });
+    let bounds = process
+        .bounds_of_peak()
+        .map(|bounds| bounds.map(|bound| bound.to_string()));
+    let bounds = bounds
+        .filter(|[least, most]| least != most)
+        .map(|[least, most]| {
+            format!(" (between {least} and {most}: cuDNN's workspaces are estimates)")
+        });
     let bounds = bounds.unwrap_or_default();
     let unless = process.unless();
     format!(

@@ -227,7 +227,8 @@ fn cures(
         .collect();
     each_change(&program, snapshot, |change| {
         if fits(&change.program, own).unwrap_or(false) {
-            cures.push(change.kind);
+            // In a sentence, a comma ends an inserted clause.
+            cures.push(change.kind.trim_end_matches(',').to_owned());
         }
     });
     Ok(cures)

@@ -468,10 +468,9 @@ fn rows_of_runs_and_of_predictions_have_the_doubts_of_the_runs() {
             run
         },
     );
-    let bases = report.rows.iter().map(|row| row.basis);
-    assert!(
-        bases.eq([Evidence::Confirmed, Evidence::Predicted]),
-        "{report:?}"
-    );
+    for basis in [Evidence::Confirmed, Evidence::Predicted] {
+        let has = |row: &LargestRow| row.basis == basis;
+        assert!(report.rows.iter().any(has), "{report:?}");
+    }
     assert!(report.rows.iter().all(|row| row.doubts == doubts));
 }

@@ -39,6 +39,7 @@ effects = {
     "input": lambda: sys.stdin.read(),
     "writes": lambda: open("log.txt", "a"),
     "saves": lambda: torch.save(torch.ones(3), "model.pt"),
+    "scripts": lambda: torch.jit.save(torch.jit.script(torch.nn.ReLU()), "script.pt"),
     "removes": lambda: os.remove("old.txt"),
     "socket": lambda: socket.socket().bind(("127.0.0.1", 0)),
     "starts": lambda: subprocess.run(["true"], check=True),

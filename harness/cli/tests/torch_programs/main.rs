@@ -23,6 +23,7 @@ use harness_explain::state::At;
 use harness_staging::trials::{self, Skip};
 use harness_trace::snapshot::{Action, Event, ExtraId, Snapshot};
 use libtest_mimic::{Arguments, Failed, Trial};
+use serde::de::DeserializeOwned;
 use serde_json::Value;
 
 /// The variable that names a Python with torch.
@@ -558,12 +559,7 @@ fn many(program: &str, options: &[&str], python: &Path) -> Result<Many, Failed> 
         .env_remove("PYTORCH_ALLOC_CONF")
         .env_remove("PYTORCH_CUDA_ALLOC_CONF")
         .output()?;
-    let mut document: Value = serde_json::from_slice(&output.stdout).map_err(|error| {
-        format!(
-            "{command:?}: {error}: {}",
-            String::from_utf8_lossy(&output.stderr)
-        )
-    })?;
+    let mut document: Value = document_of(&output)?;
     let (mut runs, mut predicted, mut unpredicted) = (Vec::new(), 0, Value::Null);
     let mut searches: Vec<&mut Value> = Vec::new();
     for (name, value) in document.as_object_mut().into_iter().flatten() {
@@ -806,7 +802,7 @@ fn a_correct_recovery_survives_each_fault(python: &Path) -> Result<(), Failed> {
         .arg(&program)
         .env_remove("PYTORCH_ALLOC_CONF")
         .output()?;
-    let document: Value = serde_json::from_slice(&output.stdout)?;
+    let document: Value = document_of(&output)?;
     let cases = document["cases"]
         .as_array()
         .ok_or("the document has no cases")?;
@@ -823,6 +819,14 @@ fn a_correct_recovery_survives_each_fault(python: &Path) -> Result<(), Failed> {
 }
 
 /// Frameworks print more after the traceback, and Triton does at the end of a process.
+/// The document that a command prints. Without one, the error has the command's end.
+fn document_of<T: DeserializeOwned>(output: &Output) -> Result<T, Failed> {
+    serde_json::from_slice(&output.stdout).map_err(|error| {
+        let errors = String::from_utf8_lossy(&output.stderr);
+        format!("no document ({error}), {:?}:\n{errors}", output.status).into()
+    })
+}
+
 fn ends_cleanly(
     python: &Path,
     launcher: &[&str],
@@ -848,7 +852,7 @@ fn ends_cleanly(
         command.env("PYTHONPATH", triton);
     }
     let output = command.output()?;
-    let document: Value = serde_json::from_slice(&output.stdout)?;
+    let document: Value = document_of(&output)?;
     let cases = document["cases"]
         .as_array()
         .ok_or("the document has no cases")?;
@@ -881,7 +885,7 @@ fn library_errors(python: &Path) -> Result<(), Failed> {
         .arg(python)
         .arg(folder().join("library_errors.py"))
         .output()?;
-    let document: Value = serde_json::from_slice(&output.stdout)?;
+    let document: Value = document_of(&output)?;
     let cases = document["cases"]
         .as_array()
         .ok_or("the document has no cases")?
@@ -1127,7 +1131,7 @@ fn each_rank_runs_out_of_memory(python: &Path) -> Result<(), Failed> {
         .arg(folder().join("ranks_recovery.py"))
         .env_remove("PYTORCH_ALLOC_CONF")
         .output()?;
-    let document: Value = serde_json::from_slice(&output.stdout)?;
+    let document: Value = document_of(&output)?;
     let found: Vec<[&Value; 3]> = document["cases"]
         .as_array()
         .into_iter()
@@ -1384,7 +1388,7 @@ fn library_of_cudnn(python: &Path, library: &Path) -> Result<(), Failed> {
             ..row
         };
         let output = run(&row, python, &[])?;
-        let found: BTreeMap<String, Value> = serde_json::from_slice(&output.stdout)?;
+        let found: BTreeMap<String, Value> = document_of(&output)?;
         let bytes = |figure: &Value| figure.as_u64().unwrap_or(u64::MAX - 512);
         let is_measured = |(name, figure): (&String, &Value)| {
             bytes(figure).next_multiple_of(512) == bytes(&measured[name])
@@ -1595,7 +1599,7 @@ fn behaves_the_same_on_a_gpu(scenario: &str, allocator: &str, python: &Path) -> 
                 [&output.stdout, &output.stderr].map(|text| String::from_utf8_lossy(text));
             return Err(format!("{command:?} ended with {}\n{out}{err}", output.status).into());
         }
-        let document: Value = serde_json::from_slice(&output.stdout)?;
+        let document: Value = document_of(&output)?;
         let steps = document["runs"]
             .as_array()
             .ok_or("the document has no runs")?
@@ -1993,10 +1997,11 @@ const REPEATED: [&str; 7] = [
     "exit",
 ];
 /// Modes that do not, and why.
-const ONCE: [(&str, &str); 15] = [
+const ONCE: [(&str, &str); 16] = [
     ("writes", "it writes log.txt"),
     ("saves", "it writes model.pt"),
     ("saves_after_use", "it writes model.pt"),
+    ("scripts", "it writes script.pt"),
     ("removes", "it removes old.txt"),
     ("removes_after_use", "it removes old.txt"),
     ("socket", "it opens a socket to 127.0.0.1:0"),

@@ -946,15 +946,21 @@ _ENDS = {
 
 
 def _note_files_of_torch(module):
-    """Notes the files that `torch.save` writes without Python."""
-    kind = module._open_zipfile_writer_file
-    begin = kind.__init__
+    """Notes the files that torch writes without Python: those of `torch.save`, `torch.export.save` and `torch.jit.save`."""
+    import torch
 
-    def note_and_begin(writer, name):
-        _effects.note_write(name)
-        begin(writer, name)
+    def note_in(kind, name):
+        write = getattr(kind, name)
 
-    kind.__init__ = note_and_begin
+        def note_and_write(self, *args, **kwargs):
+            if args and isinstance(args[0], (str, os.PathLike)):  # Not a buffer.
+                _effects.note_write(args[0])
+            return write(self, *args, **kwargs)
+
+        setattr(kind, name, note_and_write)
+
+    for kind, name in (("PyTorchFileWriter", "__init__"), ("ScriptModule", "save"), ("ScriptFunction", "save")):
+        note_in(getattr(torch._C, kind), name)
 
 
 def _note_files_of_safetensors(module):

@@ -175,9 +175,11 @@ fn a_pod_and_a_task_analyse_the_shard_of_their_index() {
         "fleet.sbatch",
         &[
             ("SLURM_SUBMIT_DIR", &*here),
-            ("SLURM_ARRAY_TASK_COUNT", "4"),
-            ("SLURM_ARRAY_TASK_ID", "5"),
+            // A part of the array that is started again.
+            ("SLURM_ARRAY_TASK_COUNT", "1"),
+            ("SLURM_ARRAY_TASK_ID", "3"),
             ("SLURM_ARRAY_TASK_MIN", "3"),
+            ("SHARDS", "4"),
             ("SNAPSHOTS", "snapshots"),
             ("HARNESS", "harness-gpu-bundle/harness"),
         ],

@@ -818,7 +818,6 @@ fn a_correct_recovery_survives_each_fault(python: &Path) -> Result<(), Failed> {
     Err(format!("{:?}: {document:#}", output.status).into())
 }
 
-/// Frameworks print more after the traceback, and Triton does at the end of a process.
 /// The document that a command prints. Without one, the error has the command's end.
 fn document_of<T: DeserializeOwned>(output: &Output) -> Result<T, Failed> {
     serde_json::from_slice(&output.stdout).map_err(|error| {
@@ -827,6 +826,7 @@ fn document_of<T: DeserializeOwned>(output: &Output) -> Result<T, Failed> {
     })
 }
 
+/// Frameworks print more after the traceback, and Triton does at the end of a process.
 fn ends_cleanly(
     python: &Path,
     launcher: &[&str],
@@ -2040,6 +2040,8 @@ fn effects(python: &Path) -> Result<(), Failed> {
         .map(|mode| (mode, None))
         .chain(ONCE.map(|(mode, why)| (mode, Some(why))))
         .collect();
+    let is_mode = |mode: &&str| cases.iter().any(|(other, _)| other == mode);
+    assert!(SIMILAR.iter().all(is_mode), "{SIMILAR:?}");
     cases.retain(|(mode, _)| runs_all() || !SIMILAR.contains(mode));
     let check = |(mode, why): &(&str, Option<&str>)| -> Result<(), String> {
         let place = folder.path().join(mode);

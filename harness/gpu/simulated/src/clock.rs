@@ -288,6 +288,13 @@ impl Streams {
         Ok(record.filter(is_pending).map(|(_, at)| at))
     }
 
+    /// Ends all work that was submitted before this time.
+    pub(crate) fn end_work(&mut self, now: u64) {
+        for stream in self.streams.values_mut() {
+            stream.waited = now;
+        }
+    }
+
     /// Counts a query that found pending work. Returns whether the clock must advance.
     pub(crate) fn has_polled(&mut self, now: u64) -> bool {
         if self.idle.now != now {

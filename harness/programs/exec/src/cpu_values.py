@@ -589,11 +589,12 @@ def _masked(tensor, mask, *_, **__):
 
 
 def _distinct(tensor, *_, **__):
-    return [len(torch.unique(tensor))]
+    # The kernel for flags reads how many are true.
+    return [int(tensor.sum()) if tensor.dtype is torch.bool else len(torch.unique(tensor))]
 
 
 def _distinct_of_both(*tensors, **_):
-    return [len(torch.unique(tensor)) for tensor in tensors if isinstance(tensor, torch.Tensor)]
+    return [number for tensor in tensors if isinstance(tensor, torch.Tensor) for number in _distinct(tensor)]
 
 
 def _runs(tensor, return_inverse=False, return_counts=False, dim=None):

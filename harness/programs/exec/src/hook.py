@@ -275,6 +275,8 @@ _host_peaks = {}
 
 def _host_statistics(torch):
     """The numbers of torch's allocator of pinned memory, if this version counts them and the program used it. Peaks are those of the whole process."""
+    if torch.cuda._is_in_bad_fork():
+        return None  # They are those of the parent.
     # `torch.cuda.host_memory_stats()` has none before a program uses a GPU.
     of = getattr(torch._C, "_cuda_hostMemoryStats", dict)()
     found = {name: count for name, count in of.items() if not isinstance(count, dict)}
@@ -645,6 +647,8 @@ def _note_reads(module):
         def note():
             try:
                 frame = sys._getframe(1)
+                if name_of_file == "polls" and frame.f_code.co_name != "query" and "cupy" not in sys.modules:
+                    return  # Torch asks for its pinned memory.
                 # The code of a frame and `id` take longer: Python raises audit events for them.
                 while frame is not None:
                     name = frame.f_globals.get("__name__")
@@ -1084,6 +1088,7 @@ if _RUN and not hasattr(sys, "_harness_hook"):
     _mark()
     os.register_at_fork(after_in_child=_mark)
     os.register_at_fork(after_in_child=_forget_libraries)
+    os.register_at_fork(after_in_child=_host_peaks.clear)
     atexit.register(_at_exit)
     _write_at_abrupt_ends()
     _note_exits()

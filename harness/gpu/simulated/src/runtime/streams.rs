@@ -62,10 +62,11 @@ fn with_settled(body: impl FnOnce(&'static Machine, &mut State) -> Result<(), Co
     with(|machine, state| body(machine, state).and_then(|()| state.release_pools(machine)))
 }
 
-/// Counts a query that found pending work.
+/// Counts a query that found pending work. A host that only asks has waited for it in the end.
 fn not_ready(machine: &Machine, state: &mut State) -> Code {
     if state.streams.has_polled(machine.now()) {
-        machine.tick();
+        let now = machine.tick();
+        state.streams.end_work(now);
     }
     Code::NotReady
 }

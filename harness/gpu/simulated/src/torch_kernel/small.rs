@@ -91,6 +91,11 @@ struct Operation {
     refused: [AtomicU64; MOST_REFUSED],
 }
 
+/// The results of `unique`: values, their places and their counts.
+const UNIQUE_RESULTS: usize = 3;
+/// `c10::ScalarType::Bool`.
+const BOOL: i32 = 11;
+
 /// By a hash of the definition's address, with the next slots for collisions.
 static OPERATIONS: [AtomicPtr<Operation>; SLOTS] =
     [const { AtomicPtr::new(ptr::null_mut()) }; SLOTS];
@@ -668,8 +673,13 @@ impl Operation {
     /// Returns whether no argument depends on a large tensor or on one that is not known.
     fn is_computable(&self, known: &Known, arguments: &[Value]) -> bool {
         // The GPU's kernel of such an operation forgets known arguments, which are stored again.
+        // For distinct flags, it reads how many are true, which is not the size of its result.
         let may_be_known = |value: &Value| match self.kind {
-            Kind::Read => !known.is_on_gpu_and_defined(value) || known.is_small_on_gpu(value),
+            Kind::Read if !known.is_on_gpu_and_defined(value) => true,
+            Kind::Read => {
+                let is_of_flags = self.returns == UNIQUE_RESULTS && known.scalar_type(value) == BOOL;
+                !is_of_flags && known.is_small_on_gpu(value)
+            }
             _ => known.may_be_known(value),
         };
         self.is_on_cpu

@@ -39,10 +39,10 @@ pub(super) struct LargestOptions {
     /// With `--largest`: exit with code 1 if a row's largest value is smaller.
     #[arg(long, value_name = "VALUE", requires = "largest", help_heading = MANY)]
     at_least: Option<u64>,
-    /// With `--largest`: also search with these arguments after the command, as in `--try
-    /// 'checkpoint: --gradient-checkpointing'`. Words such as `DTYPE=bfloat16` before the arguments
-    /// are environment variables. A row shows the largest value and how much memory the arguments
-    /// save.
+    /// With `--largest`: also search with these arguments after the command, as in `--try 'half:
+    /// --half'`. Words such as `DTYPE=bfloat16` before the arguments are environment variables. All
+    /// words after a word `--` are arguments, as in `--try 'small: -- model=small'`. A row shows
+    /// the largest value and how much memory the arguments save.
     #[arg(
         long = "try",
         value_name = "NAME: ARGUMENTS",
@@ -239,21 +239,14 @@ impl Exec {
         (case, value): (&LargestCase, u64),
         stop: &AtomicBool,
     ) -> Result<Option<harness_exec::trials::runner::First>, CliError> {
-        let mut values = case.others.clone();
-        values.extend(
-            self.largest
-                .largest
-                .first()
-                .map(|first| (first.name.clone(), value)),
-        );
         let machine = kinds.iter().find(|kind| kind.name == case.gpu);
         let machine = machine.map(|kind| &kind.machine).ok_or_else(|| {
             CliError::internal("a row has an unknown GPU", "report this with the command")
         })?;
-        let mut command = with_values(&self.command, &values);
-        if let Some(lever) = &case.lever {
-            command = lever.added_to(command);
-        }
+        let command = match self.largest.largest.first() {
+            Some(first) => case.command(&self.command, &first.name, value),
+            None => self.command.clone(),
+        };
         let runner = Runner {
             launch: Launch {
                 command: &command,

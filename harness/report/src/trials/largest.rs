@@ -126,8 +126,8 @@ fn notes(report: &LargestReport) -> Vec<String> {
     }
     if has(Evidence::Predicted) {
         notes.push(
-            "predicted: by replays of what was recorded on the other GPUs. No peak is shown where \
-             they predict different ones. `--fresh` runs all rows."
+            "predicted: by replays of what other rows recorded. No peak is shown where they \
+             predict different ones. `--fresh` runs all rows."
                 .to_owned(),
         );
     }
@@ -137,13 +137,59 @@ fn notes(report: &LargestReport) -> Vec<String> {
              itself on this GPU."
         ));
     }
-    let doubts = report.rows.iter().map(|row| &row.doubts);
-    if let Some(doubts) = doubts.into_iter().find(|doubts| !doubts.is_empty()) {
-        notes.extend(notes_on_doubts(doubts));
+    let mut doubts: Vec<String> = Vec::new();
+    for doubt in report.rows.iter().flat_map(|row| &row.doubts) {
+        if !doubts.contains(doubt) {
+            doubts.push(doubt.clone());
+        }
     }
+    notes.extend(notes_on_doubts(&doubts));
     if report.is_interrupted {
         notes.push("Interrupted: rows are missing.".to_owned());
     }
     notes.push(words::count(report.runs, "run") + ".");
     notes
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_doubts_of_all_rows_are_shown_once() {
+        let row = |doubts: &[&str]| LargestRow {
+            gpu: "h200-141".to_owned(),
+            memory: 141 << 30,
+            alloc_conf: None,
+            others: Default::default(),
+            lever: None,
+            saves: None,
+            largest: Some(8),
+            peak_reserved: None,
+            next: None,
+            basis: Evidence::Predicted,
+            runs: 0,
+            is_refuted: false,
+            exception: None,
+            failure: None,
+            doubts: doubts.iter().map(|doubt| (*doubt).to_owned()).collect(),
+        };
+        let report = LargestReport {
+            parameter: "batch".to_owned(),
+            smallest: 1,
+            largest: 8,
+            rows: vec![row(&[]), row(&["b", "a"]), row(&["a", "c"])],
+            runs: 3,
+            has_no_effect: false,
+            is_interrupted: false,
+        };
+        let notes = notes(&report);
+        let doubts: Vec<&String> = notes
+            .iter()
+            .filter(|note| note.starts_with("Uncertain"))
+            .collect();
+        assert_eq!(doubts, ["Uncertain: b.", "Uncertain: a.", "Uncertain: c."]);
+        let has = |text: &str| notes.iter().any(|note| note.contains(text));
+        assert!(has("by replays of what other rows recorded"), "{notes:?}");
+    }
 }

@@ -677,7 +677,8 @@ impl Operation {
         let may_be_known = |value: &Value| match self.kind {
             Kind::Read if !known.is_on_gpu_and_defined(value) => true,
             Kind::Read => {
-                let is_of_flags = self.returns == UNIQUE_RESULTS && known.scalar_type(value) == BOOL;
+                let is_of_flags =
+                    self.returns == UNIQUE_RESULTS && known.scalar_type(value) == BOOL;
                 !is_of_flags && known.is_small_on_gpu(value)
             }
             _ => known.may_be_known(value),

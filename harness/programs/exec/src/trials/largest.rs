@@ -9,7 +9,7 @@
 //! GPU with the lowest compute capability is next: the run with its predicted value shows what the
 //! requests of GPUs have in common. If all are equal, other GPUs need no run. If not, a GPU with
 //! the highest compute capability runs too, and those for which the recordings predict different
-//! values.
+//! values. If more than constant workspaces differ, a GPU runs with the next value too.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
@@ -18,7 +18,7 @@ use std::str::FromStr;
 
 use harness_allocator::{named_enum, units::Bytes};
 use harness_gpu_settings::attempts::{Attempt, Outcome};
-use harness_trace::program::{Replayed, Scaled};
+use harness_trace::program::{RecordedProgram, Replayed, Scaled};
 use serde::Serialize;
 
 use super::observed::{Ending, Observed};
@@ -42,8 +42,8 @@ const FORMS: &str = "expected NAME=FIRST..LAST, NAME=FIRST..LAST:STEP or NAME=VA
      `batch=1..4096`, `batch=8..4096:8` or `length=512,1024,2048`";
 
 /// The forms of [`Lever`] in options.
-const LEVERS: &str = "expected `NAME: ARGUMENTS`, as in `checkpoint: --gradient-checkpointing` or \
-     `bf16: DTYPE=bfloat16 --batch-size 8`; variables of the environment come first";
+const LEVERS: &str = "expected `NAME: ARGUMENTS`, as in `half: --half` or `bf16: DTYPE=bfloat16`; \
+     variables of the environment come first, and a word `--` ends them";
 
 /// A parameter of a command. `{NAME}` in the command's arguments stands for its value.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -138,11 +138,13 @@ impl FromStr for Lever {
         };
         let words: Vec<&str> = words.collect();
         let count = words.iter().take_while(|word| is_variable(word)).count();
-        let [variables, arguments] = [&words[..count], &words[count..]]
-            .map(|words| words.iter().map(|word| (*word).to_owned()).collect());
-        if name.is_empty() || words.is_empty() {
+        let (variables, arguments) = words.split_at(count);
+        let arguments = arguments.strip_prefix(&["--"]).unwrap_or(arguments);
+        if name.is_empty() || (variables.is_empty() && arguments.is_empty()) {
             return Err(LEVERS.to_owned());
         }
+        let [variables, arguments] =
+            [variables, arguments].map(|words| words.iter().map(|word| (*word).into()).collect());
         Ok(Self {
             name: name.to_owned(),
             variables,
@@ -189,6 +191,17 @@ impl LargestCase {
         (&self.others, &self.lever) == (&other.others, &other.lever)
     }
 
+    /// Returns the command of this case with a value of the parameter. The lever's words contain
+    /// placeholders too.
+    pub fn command(&self, command: &[OsString], parameter: &str, value: u64) -> Vec<OsString> {
+        let mut values = self.others.clone();
+        values.insert(parameter.to_owned(), value);
+        match &self.lever {
+            Some(lever) => with_values(&lever.added_to(command.to_vec()), &values),
+            None => with_values(command, &values),
+        }
+    }
+
     fn without_lever(&self) -> Self {
         Self {
             lever: None,
@@ -208,9 +221,10 @@ named_enum! {
     Evidence {
         /// Runs on this GPU with this value and the next one.
         Confirmed = "confirmed",
-        /// A run on this GPU with this value, and a replay with the next one.
+        /// A run on this GPU with this value, and a replay with the next one of another GPU's
+        /// requests, of which only constant workspaces differ.
         NextPredicted = "next predicted",
-        /// Replays of recordings of other GPUs.
+        /// Replays of recordings of other rows.
         Predicted = "predicted",
     }
 }
@@ -341,6 +355,9 @@ struct Model {
     is_usable: bool,
     /// `true` after runs have confirmed a prediction.
     is_confirmed: bool,
+    /// `true` if a confirmed model of another GPU explains all its recordings, up to constant
+    /// workspaces.
+    is_of_another: bool,
     /// `true` if runs contradict a prediction of more recordings than a line needs.
     is_irregular: bool,
     /// Those of the first run with some.
@@ -517,7 +534,8 @@ impl<E: Send> LargestSearch<'_, E> {
     }
 
     /// Returns whether a run on this GPU fits as predicted, and made the requests that another GPU
-    /// predicts, up to constant workspaces. The runs of that GPU confirmed its prediction.
+    /// predicts, up to constant workspaces. The runs of that GPU confirmed its prediction. Without
+    /// those recordings, the model has the peak of each run by definition.
     fn is_settled(
         &self,
         case: &LargestCase,
@@ -527,6 +545,7 @@ impl<E: Send> LargestSearch<'_, E> {
     ) -> bool {
         let (low, high) = known.open(self.parameter.values.len());
         has_confirmed(models, case)
+            && models[guess.model].is_of_another
             && models[guess.model].of.is_like(case)
             && low == guess.fitting
             && low < high
@@ -859,6 +878,7 @@ fn learn(
             requests: Scaled::default(),
             is_usable: true,
             is_confirmed: false,
+            is_of_another: false,
             is_irregular: false,
             doubts: Vec::new(),
         });
@@ -874,14 +894,36 @@ fn learn(
     let Some(program) = recorded.ok().filter(|_| is_comparable) else {
         return;
     };
-    let similar = models[..index]
-        .iter()
-        .rfind(|model| model.is_usable && model.of.has_command_of(case))
-        .filter(|_| models[index].requests.is_empty());
-    match similar.map(|similar| similar.requests.shifted(value, program.clone())) {
-        Some(shifted) => models[index].requests = shifted,
-        None => models[index].requests.add(value, program),
+    let shifted = Some(&models[..index])
+        .filter(|_| models[index].requests.is_empty())
+        .and_then(|others| shifted(others, case, (value, &program)));
+    let model = &mut models[index];
+    match shifted {
+        Some((requests, is_confirmed)) => {
+            model.requests = requests;
+            model.is_of_another = is_confirmed;
+        }
+        None => {
+            model.is_of_another &= model.requests.explains(value, &program);
+            model.requests.add(value, program);
+        }
     }
+}
+
+/// Returns the requests of another GPU if they differ from this recording by constant workspaces
+/// only, and whether runs confirmed them.
+fn shifted(
+    models: &[Model],
+    case: &LargestCase,
+    (value, program): (u64, &RecordedProgram),
+) -> Option<(Scaled, bool)> {
+    let is_similar = |model: &&Model| model.is_usable && model.of.has_command_of(case);
+    let mut similar: Vec<&Model> = models.iter().rev().filter(is_similar).collect();
+    similar.sort_by_key(|model| !model.is_confirmed);
+    similar.into_iter().find_map(|model| {
+        let requests = model.requests.shifted(value, program)?;
+        Some((requests, model.is_confirmed))
+    })
 }
 
 /// Marks the model whose prediction was right: the case's own, or a copy of the one that it used.
@@ -899,6 +941,7 @@ fn confirm(models: &mut Vec<Model>, case: &LargestCase, used: usize) {
         requests: used.requests.clone(),
         is_usable: true,
         is_confirmed: true,
+        is_of_another: true,
         is_irregular: false,
         doubts: used.doubts.clone(),
     };

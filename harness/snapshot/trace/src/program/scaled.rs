@@ -29,39 +29,45 @@ impl Scaled {
         self.recordings.len()
     }
 
-    /// Returns the recordings of another GPU, whose constant workspaces differ: each size changes
-    /// by as much as in this recording of that GPU.
-    #[must_use]
-    pub fn shifted(&self, value: u64, recording: RecordedProgram) -> Self {
+    /// Returns the recordings of another GPU, whose constant workspaces differ as in this recording
+    /// of that GPU. Returns `None` if other sizes differ: one recording does not show how they
+    /// depend on the value.
+    pub fn shifted(&self, value: u64, recording: &RecordedProgram) -> Option<Self> {
+        let own = self.at(value).filter(|own| has_shape_of(own, recording))?;
         let mut shifted = Self::default();
         shifted.add(value, recording.clone());
-        let Some(own) = self.at(value).filter(|own| has_shape_of(own, &recording)) else {
-            return shifted;
-        };
         let alike = self
             .recordings
             .iter()
-            .filter(|(_, other)| has_shape_of(other, &recording));
+            .filter(|(_, other)| has_shape_of(other, recording));
         for (at, other) in alike {
             let mut other = other.clone();
-            let moved =
-                |size: Bytes, from: Bytes, to: Bytes| Bytes((size.0 + to.0).saturating_sub(from.0));
+            let moved = |size: Bytes, from: Bytes, to: Bytes| {
+                let is_constant = size == from;
+                match from == to {
+                    true => Some(size),
+                    false => is_constant.then_some(to),
+                }
+            };
             for (index, operation) in other.operations.iter_mut().enumerate() {
                 if let TraceEvent::Allocate { size, .. } = operation {
-                    *size = moved(
-                        *size,
-                        size_of(&own.operations[index]),
-                        size_of(&recording.operations[index]),
-                    );
+                    let [from, to] = [&own, recording].map(|of| size_of(&of.operations[index]));
+                    *size = moved(*size, from, to)?;
                 }
             }
             for (index, allocation) in other.allocations.iter_mut().enumerate() {
-                let [from, to] = [&own, &recording].map(|of| of.allocations[index].requested);
-                allocation.requested = moved(allocation.requested, from, to);
+                let [from, to] = [&own, recording].map(|of| of.allocations[index].requested);
+                allocation.requested = moved(allocation.requested, from, to)?;
             }
             shifted.add(*at, other);
         }
-        shifted
+        Some(shifted)
+    }
+
+    /// Returns whether the program with this value makes these requests.
+    pub fn explains(&self, value: u64, recording: &RecordedProgram) -> bool {
+        self.at(value)
+            .is_some_and(|own| has_shape_of(&own, recording) && sizes(&own).eq(sizes(recording)))
     }
 
     /// Returns whether the parameter has no effect: all recordings are equal, and there are
@@ -281,10 +287,23 @@ mod tests {
         let with_workspace =
             |workspace: u64| move |value: u64| program(&[workspace, 7 * value, value * value]);
         let one = scaled(&[1, 2, 9], with_workspace(32 << 20));
-        let other = one.shifted(40, with_workspace(8 << 20)(40));
+        let recording = with_workspace(8 << 20)(40);
+        let other = one.shifted(40, &recording).expect("a constant differs");
         assert_eq!(other.at(300), Some(with_workspace(8 << 20)(300)));
-        let unlike = one.shifted(40, program(&[1]));
-        assert_eq!(unlike.at(300), None);
+        assert!(one.shifted(40, &program(&[1])).is_none());
+        assert!(one.explains(40, &with_workspace(32 << 20)(40)));
+        assert!(!one.explains(40, &recording) && !one.explains(40, &program(&[1])));
+    }
+
+    #[test]
+    fn one_recording_does_not_show_how_another_slope_depends_on_the_value() {
+        let with_slope = |slope: u64| move |value: u64| program(&[100, 20 + slope * value]);
+        let one = scaled(&[1, 8, 50], with_slope(9));
+        assert!(one.shifted(40, &with_slope(8)(40)).is_none());
+        let same = one
+            .shifted(40, &with_slope(9)(40))
+            .expect("nothing differs");
+        assert_eq!(same.at(300), Some(with_slope(9)(300)));
     }
 
     #[test]

@@ -255,6 +255,52 @@ fn a_gpu_with_another_workspace_takes_few_runs() {
     }
 }
 
+/// Two GPUs, one of which needs less for each value.
+fn with_slopes(sizes: impl Fn(&LargestCase, u64) -> Vec<u64> + Sync, smaller: u64) -> LargestRow {
+    let other = LargestCase {
+        kind: (8, 0, 108),
+        ..case("other", smaller)
+    };
+    let cases = [case("one", smaller * 2), other];
+    let (report, _) = search_by("batch=1..4096", &cases, |case, value| {
+        run_of(case, &sizes(case, value))
+    });
+    for (case, row) in cases.iter().zip(&report.rows) {
+        let fits = |value: &u64| {
+            let run = run_of(case, &sizes(case, *value));
+            !run.observed.ended_out_of_memory
+        };
+        let largest = (1..=4096).take_while(fits).last();
+        assert_eq!(row.largest, largest, "{report:?}");
+    }
+    report.rows[1].clone()
+}
+
+#[test]
+fn the_next_value_runs_if_more_than_a_constant_workspace_differs() {
+    let sizes = |case: &LargestCase, value: u64| {
+        let slope = if case.kind.0 == 8 { 8 } else { 9 };
+        vec![100, 20 + slope * value]
+    };
+    // One GPU's requests let 8 values fit, and the other's 9.
+    let row = with_slopes(sizes, 192);
+    assert_eq!((row.largest, row.basis), (Some(9), Evidence::Confirmed));
+    for memory in [400, 4000, 20_000] {
+        assert_eq!(with_slopes(sizes, memory).basis, Evidence::Confirmed);
+    }
+}
+
+#[test]
+fn the_next_value_runs_if_a_workspace_is_constant_on_the_other_gpu_only() {
+    let sizes = |case: &LargestCase, value: u64| {
+        let workspace = if case.kind.0 == 8 { 3 * value } else { 80 };
+        vec![20 + workspace, 20 + 8 * value]
+    };
+    for memory in [400, 4000, 20_000] {
+        with_slopes(sizes, memory);
+    }
+}
+
 #[test]
 fn programs_whose_number_of_requests_changes_are_searched_by_runs() {
     let requests = |value: u64| vec![20; value as usize];
@@ -386,6 +432,38 @@ fn placeholders_are_replaced_in_every_argument_and_other_braces_stay() {
 }
 
 #[test]
+fn placeholders_of_levers_and_of_the_command_are_replaced() {
+    let case = LargestCase {
+        others: BTreeMap::from([("seq".to_owned(), 512)]),
+        lever: Some(
+            "cut: N={batch} --micro {batch} --length={seq}"
+                .parse()
+                .unwrap(),
+        ),
+        ..case("one", 4096)
+    };
+    let command = ["train", "--batch={batch}"].map(OsString::from);
+    let words = [
+        "env",
+        "N=7",
+        "train",
+        "--batch=7",
+        "--micro",
+        "7",
+        "--length=512",
+    ];
+    assert_eq!(
+        case.command(&command, "batch", 7),
+        words.map(OsString::from)
+    );
+    let plain = case.without_lever();
+    assert_eq!(
+        plain.command(&command, "batch", 7),
+        ["train", "--batch=7"].map(OsString::from)
+    );
+}
+
+#[test]
 fn a_lever_has_its_own_largest_value_and_the_one_that_saves_most_is_first() {
     let levers = ["half: --half", "none: --none", "checkpoint: --checkpoint"];
     let of = |case: &LargestCase, value: u64| match case.lever.as_ref().map(|it| it.name.as_str()) {
@@ -451,7 +529,19 @@ fn levers_have_names_variables_and_arguments() {
         plain.added_to(vec!["a".into()]),
         ["a", "--layers", "2"].map(OsString::from)
     );
-    for wrong in ["--half", "half:", ": --half", "half:--half"] {
+    let split = |text: &str| {
+        let lever: Lever = text.parse().unwrap();
+        (lever.variables.join(" "), lever.arguments.join(" "))
+    };
+    for (text, variables, arguments) in [
+        ("x: A=b -- model=small +c=d", "A=b", "model=small +c=d"),
+        ("x: -- model=small -- e", "", "model=small -- e"),
+        ("x: A=b --", "A=b", ""),
+        ("x: --half -- A=b", "", "--half -- A=b"),
+    ] {
+        assert_eq!(split(text), (variables.to_owned(), arguments.to_owned()));
+    }
+    for wrong in ["--half", "half:", ": --half", "half:--half", "half: --"] {
         assert!(wrong.parse::<Lever>().is_err(), "{wrong}");
     }
 }

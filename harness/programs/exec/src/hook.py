@@ -275,7 +275,7 @@ _host_peaks = {}
 
 def _host_statistics(torch):
     """The numbers of torch's allocator of pinned memory, if this version counts them and the program used it. Peaks are those of the whole process."""
-    if torch.cuda._is_in_bad_fork():
+    if getattr(torch._C, "_cuda_isInBadFork", bool)():
         return None  # They are those of the parent.
     # `torch.cuda.host_memory_stats()` has none before a program uses a GPU.
     of = getattr(torch._C, "_cuda_hostMemoryStats", dict)()

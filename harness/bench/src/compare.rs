@@ -26,8 +26,8 @@ use std::collections::BTreeMap;
 use crate::history::change_points;
 use crate::inference::{Estimate, centre};
 use crate::record::{
-    Basis, BenchComparison, BenchRun, Change, ChangeFigures, Entry, EntryName, Machine, Measured,
-    NOT_IN_TURN, Outcome, Quantity, SuiteRecord, Verdict,
+    Basis, BenchComparison, BenchRun, Change, ChangeFigures, Entry, EntryName, EntryResult,
+    Machine, Measured, NOT_IN_TURN, Quantity, SuiteRecord, Verdict,
 };
 
 /// Minimum threshold for measured times of different runs. Runs of one build on two cores of a
@@ -163,23 +163,23 @@ struct Earlier<'a, 'r> {
 
 impl<'r> Earlier<'_, 'r> {
     /// `base` is the run that `other` belongs to, if it is not this run.
-    fn judged(&self, suite: &SuiteRecord, other: &Outcome, base: Option<&BenchRun>) -> Change {
+    fn judged(&self, suite: &SuiteRecord, other: &EntryResult, base: Option<&BenchRun>) -> Change {
         let (verdict, reason) = match (other, &self.entry.outcome) {
-            (Outcome::Measured(old), Outcome::Measured(new)) => {
+            (EntryResult::Measured(old), EntryResult::Measured(new)) => {
                 return self.measured(suite, old, new, base);
             }
-            (Outcome::Skipped { reason }, _) | (_, Outcome::Skipped { reason }) => {
+            (EntryResult::Skipped { reason }, _) | (_, EntryResult::Skipped { reason }) => {
                 (Verdict::NotCompared, Some(reason))
             }
             (
-                Outcome::Measured(_),
-                Outcome::Failed { reason } | Outcome::OutOfMemory { reason },
+                EntryResult::Measured(_),
+                EntryResult::Failed { reason } | EntryResult::OutOfMemory { reason },
             ) => (Verdict::Broken, Some(reason)),
-            (Outcome::OutOfMemory { .. }, Outcome::Failed { reason }) => {
+            (EntryResult::OutOfMemory { .. }, EntryResult::Failed { reason }) => {
                 (Verdict::Broken, Some(reason))
             }
-            (_, Outcome::Measured(_)) => (Verdict::Fixed, None),
-            (_, Outcome::Failed { reason } | Outcome::OutOfMemory { reason }) => {
+            (_, EntryResult::Measured(_)) => (Verdict::Fixed, None),
+            (_, EntryResult::Failed { reason } | EntryResult::OutOfMemory { reason }) => {
                 (Verdict::StillBroken, Some(reason))
             }
         };

@@ -33,7 +33,7 @@ use super::measure::visit::{Fault, Reading, Visit};
 use super::measure::{self};
 use super::provider::DeviceProvider;
 use super::record::{
-    BenchRun, Entry, Measured, NOT_IN_TURN, Outcome, Quantity, Shard, Stopped, SuiteRecord,
+    BenchRun, Entry, EntryResult, Measured, NOT_IN_TURN, Quantity, Shard, Stopped, SuiteRecord,
 };
 use super::suite::{Case, Suite, hash_of, hash_text};
 use super::summary::{median, precision, summarize};
@@ -477,7 +477,7 @@ struct Task<'a> {
 
 #[derive(Default)]
 struct Results {
-    ended: Option<Outcome>,
+    ended: Option<EntryResult>,
     /// `true` if any visit, including warm-up, was not skipped.
     can_be_done: bool,
     /// `true` if it is dropped because it cannot run here.
@@ -521,9 +521,9 @@ impl Series {
         self.measured().count() >= EQUAL_ROUNDS && measured.all(|round| Some(round) == first)
     }
 
-    fn outcome(self) -> Outcome {
+    fn outcome(self) -> EntryResult {
         match self.missing {
-            Some(reason) if self.rounds.is_empty() => Outcome::Skipped { reason },
+            Some(reason) if self.rounds.is_empty() => EntryResult::Skipped { reason },
             _ => {
                 let summary = summarize(&self.rounds);
                 let rounds = self
@@ -531,7 +531,7 @@ impl Series {
                     .into_iter()
                     .map(|mut round| median(&mut round))
                     .collect();
-                Outcome::Measured(Measured {
+                EntryResult::Measured(Measured {
                     batch: self.batch,
                     rounds,
                     summary,
@@ -574,9 +574,9 @@ impl<'a> Task<'a> {
             self.accepted.get_or_insert_default()
         };
         match visited {
-            Err(Fault::Failed(reason)) => results.ended = Some(Outcome::Failed { reason }),
+            Err(Fault::Failed(reason)) => results.ended = Some(EntryResult::Failed { reason }),
             Err(Fault::OutOfMemory(reason)) => {
-                results.ended = Some(Outcome::OutOfMemory { reason })
+                results.ended = Some(EntryResult::OutOfMemory { reason })
             }
             Err(Fault::Skipped(reason)) => results.skip(reason, warm_up, self.quantity),
             Ok(readings) if !warm_up => results.add(readings, before),
@@ -632,7 +632,7 @@ impl<'a> Task<'a> {
             vec![(
                 None,
                 first,
-                Outcome::Skipped {
+                EntryResult::Skipped {
                     reason: NOT_IN_TURN.to_owned(),
                 },
             )]
@@ -641,30 +641,31 @@ impl<'a> Task<'a> {
             .accepted
             .map(|results| results.outcomes(first))
             .unwrap_or_default();
-        let entry = |(part, quantity, outcome): (Option<Cow<'static, str>>, Quantity, Outcome)| {
-            let known = accepted
-                .iter()
-                .position(|(other, kind, _)| (other, *kind) == (&part, quantity));
-            // A failed task has one outcome for all parts.
-            let whole = || {
-                accepted
+        let entry =
+            |(part, quantity, outcome): (Option<Cow<'static, str>>, Quantity, EntryResult)| {
+                let known = accepted
                     .iter()
-                    .position(|(.., outcome)| outcome.measured().is_none())
+                    .position(|(other, kind, _)| (other, *kind) == (&part, quantity));
+                // A failed task has one outcome for all parts.
+                let whole = || {
+                    accepted
+                        .iter()
+                        .position(|(.., outcome)| outcome.measured().is_none())
+                };
+                let accepted = known.or_else(whole).map(|at| accepted[at].2.clone());
+                Entry {
+                    group: part.map_or_else(
+                        || case.group.clone(),
+                        |part| format!("{}: {part}", case.group),
+                    ),
+                    point: case.point.clone(),
+                    arm: arm.clone(),
+                    quantity,
+                    hash: hash.clone(),
+                    outcome,
+                    accepted,
+                }
             };
-            let accepted = known.or_else(whole).map(|at| accepted[at].2.clone());
-            Entry {
-                group: part.map_or_else(
-                    || case.group.clone(),
-                    |part| format!("{}: {part}", case.group),
-                ),
-                point: case.point.clone(),
-                arm: arm.clone(),
-                quantity,
-                hash: hash.clone(),
-                outcome,
-                accepted,
-            }
-        };
         let outcomes = if self.is_in_turn {
             self.this.outcomes(first)
         } else {
@@ -736,7 +737,7 @@ impl Results {
     }
 
     /// One outcome per part, or one with the reason for missing figures.
-    fn outcomes(self, first: Quantity) -> Vec<(Option<Cow<'static, str>>, Quantity, Outcome)> {
+    fn outcomes(self, first: Quantity) -> Vec<(Option<Cow<'static, str>>, Quantity, EntryResult)> {
         if let Some(ended) = self.ended {
             return vec![(None, first, ended)];
         }
@@ -764,7 +765,7 @@ impl Results {
                     .collect();
             }
         };
-        vec![(None, first, Outcome::Skipped { reason })]
+        vec![(None, first, EntryResult::Skipped { reason })]
     }
 }
 

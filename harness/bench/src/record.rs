@@ -78,7 +78,7 @@ impl BenchRun {
 
     pub fn failed(&self) -> usize {
         self.entries()
-            .filter(|(_, entry)| matches!(entry.outcome, Outcome::Failed { .. }))
+            .filter(|(_, entry)| matches!(entry.outcome, EntryResult::Failed { .. }))
             .count()
     }
 
@@ -164,7 +164,7 @@ impl BenchRun {
             .filter(|(_, entry)| {
                 matches!(
                     entry.outcome,
-                    Outcome::Skipped { .. } | Outcome::OutOfMemory { .. }
+                    EntryResult::Skipped { .. } | EntryResult::OutOfMemory { .. }
                 )
             })
             .count()
@@ -300,10 +300,10 @@ pub struct Entry {
     pub quantity: Quantity,
     /// Hash of the measured work. Entries with equal names and different hashes are not compared.
     pub hash: String,
-    pub outcome: Outcome,
+    pub outcome: EntryResult,
     /// The accepted build's outcome in the same rounds.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub accepted: Option<Outcome>,
+    pub accepted: Option<EntryResult>,
 }
 
 impl Entry {
@@ -371,7 +371,7 @@ impl Quantity {
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Outcome {
+pub enum EntryResult {
     /// It has figures.
     Measured(Measured),
     /// It did not fit in the suite's memory.
@@ -382,7 +382,7 @@ pub enum Outcome {
     Skipped { reason: String },
 }
 
-impl Outcome {
+impl EntryResult {
     pub const fn measured(&self) -> Option<&Measured> {
         if let Self::Measured(measured) = self {
             Some(measured)

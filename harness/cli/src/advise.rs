@@ -8,7 +8,9 @@ use harness_base::words::count;
 use harness_explain::advise::{Advice, is_complete};
 use harness_explain::causes;
 use harness_explain::fidelity::Fidelity;
-use harness_explain::grid::{Configuration, Ending, EndingRecord, Grid, UNLIMITED, UntriedChange};
+use harness_explain::grid::{
+    Configuration, Grid, GridRow, GridRowRecord, UNLIMITED, UntriedChange,
+};
 use harness_explain::program_advice::{self, ProgramAdvice, Unchanged};
 use harness_report::advice;
 use harness_report::text::Detail;
@@ -100,7 +102,7 @@ struct Document<'a> {
     /// Recommended program changes; the change that saves most comes first.
     #[serde(skip_serializing_if = "Option::is_none")]
     program: Option<Vec<String>>,
-    configurations: Vec<EndingRecord>,
+    configurations: Vec<GridRowRecord>,
     #[serde(skip_serializing_if = "<[_]>::is_empty")]
     not_tried: &'a [UntriedChange],
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -127,7 +129,7 @@ impl InProgram {
 struct Results<'a> {
     program: &'a Recovered,
     memory: Option<Bytes>,
-    endings: Vec<Ending>,
+    endings: Vec<GridRow>,
     not_tried: Vec<UntriedChange>,
     in_program: InProgram,
     /// The headline of the explanation: with the recorded settings, the cause of the failure on
@@ -233,7 +235,7 @@ impl Advise {
     fn in_program(
         &self,
         Recovered { job, snapshot, .. }: &Recovered,
-        endings: &[Ending],
+        endings: &[GridRow],
         memory: Option<Bytes>,
         bar: &ProgressBar,
     ) -> Result<InProgram, CliError> {

@@ -5,7 +5,7 @@ use harness_allocator::units::{Bytes, Nanos};
 use harness_base::words::count;
 use harness_explain::advise::{Advice, AdviceVerdict};
 use harness_explain::fidelity::Fidelity;
-use harness_explain::grid::{Ending, UntriedChange};
+use harness_explain::grid::{GridRow, UntriedChange};
 
 use super::text::Detail;
 use super::{terminal, words::Grid};
@@ -20,11 +20,11 @@ const BRIEF: usize = 3;
 pub fn render(
     advice: &Advice<'_>,
     headline: Option<&str>,
-    (endings, not_tried): (&[Ending], &[UntriedChange]),
+    (endings, not_tried): (&[GridRow], &[UntriedChange]),
     memory: Option<Bytes>,
     fidelity: Option<&Fidelity>,
     in_program: &[String],
-    (detail, is_asked): (Detail, &dyn Fn(&Ending) -> bool),
+    (detail, is_asked): (Detail, &dyn Fn(&GridRow) -> bool),
 ) -> String {
     let mut text = format!("{}\n", first_sentence(advice, memory));
     text.extend(headline.map(|headline| format!("{headline}\n")));
@@ -64,13 +64,13 @@ pub fn render(
 /// least memory.
 fn brief<'a>(
     advice: &Advice<'_>,
-    endings: &'a [Ending],
-    is_asked: &dyn Fn(&Ending) -> bool,
-) -> Vec<&'a Ending> {
-    let mut by_least: Vec<&Ending> = endings.iter().filter(|one| one.least.is_some()).collect();
+    endings: &'a [GridRow],
+    is_asked: &dyn Fn(&GridRow) -> bool,
+) -> Vec<&'a GridRow> {
+    let mut by_least: Vec<&GridRow> = endings.iter().filter(|one| one.least.is_some()).collect();
     by_least.sort_by_key(|one| least(one));
-    let best = |one: &Ending| by_least.iter().take(BRIEF).any(|best| ptr::eq(*best, one));
-    let is_shown = |one: &&Ending| {
+    let best = |one: &GridRow| by_least.iter().take(BRIEF).any(|best| ptr::eq(*best, one));
+    let is_shown = |one: &&GridRow| {
         ptr::eq(*one, advice.own)
             || advice.recommended().is_some_and(|best| ptr::eq(*one, best))
             || is_asked(one)
@@ -88,7 +88,7 @@ fn rest(hidden: usize, what: &str) -> String {
 }
 
 pub fn endings(
-    (endings, not_tried): (&[Ending], &[UntriedChange]),
+    (endings, not_tried): (&[GridRow], &[UntriedChange]),
     fidelity: Option<&Fidelity>,
     is_complete: bool,
 ) -> String {
@@ -163,7 +163,7 @@ pub fn first_sentence(advice: &Advice<'_>, memory: Option<Bytes>) -> String {
     }
 }
 
-fn price(own: &Ending, best: &Ending) -> String {
+fn price(own: &GridRow, best: &GridRow) -> String {
     let ((calls, time), (own_calls, own_time)) = (best.price(), own.price());
     let least = best.least.map_or_else(String::new, |least| {
         format!("It needs {} then. ", least.enough)
@@ -205,7 +205,7 @@ fn backing(fidelity: Option<&Fidelity>, is_complete: bool) -> String {
 }
 
 /// One line per outcome: configurations with the same figures share a line.
-fn table<'a>(endings: impl Iterator<Item = &'a Ending>, not_tried: &[UntriedChange]) -> String {
+fn table<'a>(endings: impl Iterator<Item = &'a GridRow>, not_tried: &[UntriedChange]) -> String {
     let heads = [
         "settings",
         "ends",
@@ -243,7 +243,7 @@ fn table<'a>(endings: impl Iterator<Item = &'a Ending>, not_tried: &[UntriedChan
     text
 }
 
-fn cells(ending: &Ending) -> Vec<String> {
+fn cells(ending: &GridRow) -> Vec<String> {
     let replayed = &ending.replayed;
     let (calls, time) = ending.price();
     vec![
@@ -267,7 +267,7 @@ fn cells(ending: &Ending) -> Vec<String> {
     ]
 }
 
-fn named(ending: &Ending) -> String {
+fn named(ending: &GridRow) -> String {
     if ending.configuration.name.is_empty() {
         "(no settings)".to_owned()
     } else {
@@ -275,7 +275,7 @@ fn named(ending: &Ending) -> String {
     }
 }
 
-fn least(ending: &Ending) -> Bytes {
+fn least(ending: &GridRow) -> Bytes {
     ending.least.map_or(
         Bytes(ending.replayed.stats.reserved_bytes.all.peak),
         |least| least.enough,

@@ -9,8 +9,7 @@ use quick_junit::{NonSuccessKind, Report as Document, TestCase, TestCaseStatus, 
 
 use super::{ArmGroup, DeviceGroup, Report, ScenarioGroup, bench, sections::Failure, why, words};
 use harness_bench::record::{
-    BenchRun, Change, Entry, EntryName, Outcome as BenchOutcome, SuiteRecord,
-    Verdict as BenchVerdict,
+    BenchRun, Change, Entry, EntryName, EntryResult, SuiteRecord, Verdict as BenchVerdict,
 };
 use harness_record::{RunRecord, Verdict};
 
@@ -149,7 +148,7 @@ fn entry_case(record: &BenchRun, suite: &SuiteRecord, entry: &Entry) -> TestCase
         entry_status(record, suite, entry),
     );
     case.set_classname(suite.name.as_str());
-    if let BenchOutcome::Measured(measured) = &entry.outcome {
+    if let EntryResult::Measured(measured) = &entry.outcome {
         let median = measured.summary.median;
         if !entry.quantity.is_exact() {
             // Rounded to nanoseconds; JUnit has milliseconds, and the property has all digits.
@@ -166,8 +165,8 @@ fn entry_case(record: &BenchRun, suite: &SuiteRecord, entry: &Entry) -> TestCase
 fn entry_status(record: &BenchRun, suite: &SuiteRecord, entry: &Entry) -> TestCaseStatus {
     let reproduce = |what: &str| format!("{what}\n\nReproduce it:\n{}", record.reproduce);
     match (&entry.outcome, change(record, suite, entry)) {
-        (BenchOutcome::Failed { reason }, _) => failure("broken", reason, &reproduce(reason)),
-        (BenchOutcome::OutOfMemory { reason }, Some(change))
+        (EntryResult::Failed { reason }, _) => failure("broken", reason, &reproduce(reason)),
+        (EntryResult::OutOfMemory { reason }, Some(change))
             if change.verdict == BenchVerdict::Broken =>
         {
             failure(
@@ -176,14 +175,14 @@ fn entry_status(record: &BenchRun, suite: &SuiteRecord, entry: &Entry) -> TestCa
                 &reproduce(&format!("It fit before: {reason}")),
             )
         }
-        (BenchOutcome::Skipped { reason } | BenchOutcome::OutOfMemory { reason }, _) => {
+        (EntryResult::Skipped { reason } | EntryResult::OutOfMemory { reason }, _) => {
             skipped("skipped", reason)
         }
-        (BenchOutcome::Measured(_), Some(change)) if change.verdict == BenchVerdict::Worse => {
+        (EntryResult::Measured(_), Some(change)) if change.verdict == BenchVerdict::Worse => {
             let figures = bench::in_figures(change);
             failure("worse", &figures, &reproduce(&figures))
         }
-        (BenchOutcome::Measured(_), _) => TestCaseStatus::success(),
+        (EntryResult::Measured(_), _) => TestCaseStatus::success(),
     }
 }
 

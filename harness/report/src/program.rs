@@ -7,7 +7,7 @@ use harness_base::words::count;
 use harness_exec::record::{Process, Record};
 use harness_exec::torch_record::InferenceEngine;
 use harness_exec::{machine::Machine, process, summary, timeline::ProgramTimeline};
-use harness_gpu_settings::attempts::{Attempt, Outcome};
+use harness_gpu_settings::attempts::{Attempt, AttemptOutcome};
 use harness_gpu_settings::limits::Limits;
 use harness_gpu_settings::settings::{CudnnWorkspace, Settings, Values};
 use quick_junit::{Report as Document, TestCase, TestCaseStatus, TestSuite};
@@ -305,9 +305,9 @@ fn calls(program: &ProgramReport<'_>) -> Grid {
         let [all, refused, injected, bytes] = counts.entry(call.name()).or_default();
         *all += 1;
         match outcome {
-            Outcome::Served => *bytes += size.0,
-            Outcome::Refused => *refused += 1,
-            Outcome::Injected => *injected += 1,
+            AttemptOutcome::Served => *bytes += size.0,
+            AttemptOutcome::Refused => *refused += 1,
+            AttemptOutcome::Injected => *injected += 1,
         }
     }
     let rows = counts

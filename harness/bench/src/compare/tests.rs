@@ -219,7 +219,7 @@ fn exact_figures_have_no_threshold() {
 #[test]
 fn the_first_retry_ever_is_a_regression() {
     let mut first = run(1, &exact(Quantity::ModelTime, 1.0));
-    let Some(Outcome::Measured(accepted)) = &mut first.suites[0].entries[0].accepted else {
+    let Some(EntryResult::Measured(accepted)) = &mut first.suites[0].entries[0].accepted else {
         panic!()
     };
     (
@@ -250,10 +250,10 @@ fn another_compiler_driver_or_kernel_is_shown_and_compared_across() {
 
 #[test]
 fn what_fitted_and_runs_out_of_memory_now_is_broken() {
-    let ended = |reason: &str| Outcome::OutOfMemory {
+    let ended = |reason: &str| EntryResult::OutOfMemory {
         reason: reason.to_owned(),
     };
-    let skipped = || Outcome::Skipped {
+    let skipped = || EntryResult::Skipped {
         reason: "no device".to_owned(),
     };
     let mut run = run(1, &times(1.0)[..5]);
@@ -262,7 +262,7 @@ fn what_fitted_and_runs_out_of_memory_now_is_broken() {
     entries[1].accepted = Some(ended("before"));
     (entries[2].outcome, entries[2].accepted) = (ended("now"), Some(ended("before")));
     entries[3].outcome = skipped();
-    entries[4].outcome = Outcome::Failed {
+    entries[4].outcome = EntryResult::Failed {
         reason: "left on the device".to_owned(),
     };
     run.comparison = compare(&run, &[], None);

@@ -3,8 +3,8 @@ use std::convert::Infallible;
 use harness_allocator::device::{Clock, DeviceError};
 use harness_allocator::{allocator::Allocation, units::Bytes};
 use harness_trace::execute::{
-    ByHandle, Executor, Kind, OperationCounts, OperationObserver, Outcome, PrepareError, Target,
-    Unobserved,
+    ByHandle, Executor, Kind, OperationCounts, OperationObserver, OperationOutcome, PrepareError,
+    Target, Unobserved,
 };
 use harness_trace::trace::TraceEvent;
 
@@ -44,7 +44,7 @@ impl<T: Target> OperationObserver<T> for Peak {
         &mut self,
         _: usize,
         kind: Kind,
-        _: Outcome,
+        _: OperationOutcome,
         target: &mut T,
     ) -> Result<(), Infallible> {
         if kind == Kind::Allocate {

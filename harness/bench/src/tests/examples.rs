@@ -6,8 +6,8 @@ use rand_chacha::ChaCha8Rng;
 
 use crate::inference::median;
 use crate::record::{
-    Accepted, BenchRun, Build, Entry, EntrySummary, Machine, Measured, Outcome, Quantity, Stopped,
-    SuiteRecord,
+    Accepted, BenchRun, Build, Entry, EntryResult, EntrySummary, Machine, Measured, Quantity,
+    Stopped, SuiteRecord,
 };
 
 /// How an entry's figures are generated.
@@ -79,13 +79,13 @@ pub fn run(day: u32, entries: &[Sampled]) -> BenchRun {
         arm: entry.arm.clone(),
         quantity: entry.quantity,
         hash: "1".to_owned(),
-        outcome: Outcome::Measured(measured(
+        outcome: EntryResult::Measured(measured(
             entry,
             entry.accepted * entry.factor,
             &drifts,
             &mut rng,
         )),
-        accepted: Some(Outcome::Measured(measured(
+        accepted: Some(EntryResult::Measured(measured(
             entry,
             entry.accepted,
             &drifts,

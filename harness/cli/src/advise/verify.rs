@@ -5,7 +5,7 @@ use harness_allocator::units::Bytes;
 use harness_base::words::count;
 use harness_exec::trials::{observed::Ending, runner::RunnerError};
 use harness_exec::{launch::Launch, machine::Machine, setup::Setup};
-use harness_explain::grid::EndingRecord;
+use harness_explain::grid::GridRowRecord;
 use serde::Serialize;
 
 use crate::{device, error::CliError, exec::DEFAULT_GPU, exit::Exit, terminal};
@@ -44,7 +44,11 @@ pub(super) struct Verified {
 }
 
 impl Options {
-    pub(super) fn run(&self, predicted: EndingRecord, memory: Bytes) -> Result<Verified, CliError> {
+    pub(super) fn run(
+        &self,
+        predicted: GridRowRecord,
+        memory: Bytes,
+    ) -> Result<Verified, CliError> {
         let setup = Setup::of(&self.command, None, None)?;
         let machine = Machine::Simulated(setup.settings(device::gpu(&self.gpu)?, memory));
         let (command, alloc_conf) = (&*self.command, Some(&*predicted.conf));

@@ -4,7 +4,7 @@
 use std::path::{Path, PathBuf};
 use std::{fs, process::Command};
 
-use harness_bench::record::{BenchRun, Entry, Outcome, Quantity};
+use harness_bench::record::{BenchRun, Entry, EntryResult, Quantity};
 use harness_staging::{Staging, strict};
 use tempfile::TempDir;
 
@@ -451,7 +451,7 @@ fn bench(folder: &Path, staging: &Staging, device: &str) -> Vec<Entry> {
 }
 
 /// The only entry for a case, a configuration and a quantity.
-fn entry<'a>(entries: &'a [Entry], case: &str, arm: &str, quantity: Quantity) -> &'a Outcome {
+fn entry<'a>(entries: &'a [Entry], case: &str, arm: &str, quantity: Quantity) -> &'a EntryResult {
     let found = entries
         .iter()
         .find(|entry| entry.case() == case && entry.arm == arm && entry.quantity == quantity);

@@ -6,7 +6,7 @@ use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 use std::{convert::Infallible, env, ffi::c_int};
 
 use harness_allocator::units::Bytes;
-use harness_gpu_settings::attempts::{Attempt, Attempts, Outcome};
+use harness_gpu_settings::attempts::{Attempt, AttemptOutcome, Attempts};
 use harness_gpu_settings::ledger::{Ledger, LedgerAccount};
 use harness_gpu_settings::limits::{LIMITS, LIMITS_LEDGER, LIMITS_RUN, Limits};
 use harness_gpu_settings::process::{ForkedState, keep_usable_after_fork};
@@ -43,13 +43,15 @@ struct State {
 
 impl State {
     /// Charges memory if the limit and the memory of others allow it.
-    fn charge(&mut self, call: Call, size: Bytes) -> Result<Charge, Outcome> {
+    fn charge(&mut self, call: Call, size: Bytes) -> Result<Charge, AttemptOutcome> {
         let Self {
             accounts, shared, ..
         } = self;
         shared.change(NUMBER, |others| {
             (
-                accounts.charge(others, call, size).ok_or(Outcome::Refused),
+                accounts
+                    .charge(others, call, size)
+                    .ok_or(AttemptOutcome::Refused),
                 accounts.used(),
             )
         })
@@ -141,7 +143,7 @@ impl Limiter {
             (
                 held,
                 if fails {
-                    Err(Outcome::Injected)
+                    Err(AttemptOutcome::Injected)
                 } else {
                     state.charge(call, size)
                 },
@@ -157,7 +159,7 @@ impl Limiter {
                     Call::Create => state.accounts.create(place, charge),
                     _ => state.accounts.place(place, charge),
                 }
-                Outcome::Served
+                AttemptOutcome::Served
             }
             Ok((charge, (code, _))) => {
                 state.discharge(charge);
@@ -166,7 +168,7 @@ impl Limiter {
                     state.attempts.take_back(call, size);
                     return Ok(code);
                 }
-                Outcome::Refused
+                AttemptOutcome::Refused
             }
         };
         let submitted = state.attempts.noted();
@@ -182,8 +184,8 @@ impl Limiter {
         self.counters.count_allocation(
             DEVICE,
             state.accounts.used(),
-            outcome == Outcome::Injected,
-            outcome != Outcome::Served,
+            outcome == AttemptOutcome::Injected,
+            outcome != AttemptOutcome::Served,
         );
         got.map(|(_, (code, _))| code).map_err(|_| Refused)
     }
@@ -214,11 +216,11 @@ impl Limiter {
             Ok(nested(get))
         };
         let outcome = match got {
-            Err(Refused) => Outcome::Injected,
-            Ok(SUCCESS) => Outcome::Served,
-            Ok(_) => Outcome::Refused,
+            Err(Refused) => AttemptOutcome::Injected,
+            Ok(SUCCESS) => AttemptOutcome::Served,
+            Ok(_) => AttemptOutcome::Refused,
         };
-        if outcome != Outcome::Served {
+        if outcome != AttemptOutcome::Served {
             self.counters.count_failed_call(call, injected);
         }
         let attempts = &mut self.state().attempts;

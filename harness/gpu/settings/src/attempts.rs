@@ -25,7 +25,7 @@ pub struct Attempt {
     /// Kernels, graphs, copies, host functions and event records submitted before. On a real GPU
     /// nothing counts these: there it is the number of earlier attempts and frees.
     pub submitted: u64,
-    pub outcome: Outcome,
+    pub outcome: AttemptOutcome,
     /// The index that the process sees; 0 for host memory.
     pub device: u32,
     /// The number of the device without `CUDA_VISIBLE_DEVICES`.
@@ -35,7 +35,7 @@ pub struct Attempt {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Outcome {
+pub enum AttemptOutcome {
     Served,
     /// The device ran out of memory.
     Refused,
@@ -93,7 +93,7 @@ fn row(words: [u64; WORDS]) -> [u8; BYTES] {
     bytes
 }
 
-impl Outcome {
+impl AttemptOutcome {
     const ALL: [Self; 3] = [Self::Served, Self::Refused, Self::Injected];
 }
 
@@ -113,7 +113,7 @@ impl Attempt {
 
     fn of_row([kind, size, submitted, held]: [u64; WORDS]) -> Option<Self> {
         let call = *Call::ALL.get((kind & 0xff) as usize)?;
-        let outcome = *Outcome::ALL.get((kind >> 8 & 0xff) as usize)?;
+        let outcome = *AttemptOutcome::ALL.get((kind >> 8 & 0xff) as usize)?;
         let (device, number) = ((kind >> 16 & 0xffff) as u32, (kind >> 32) as u32);
         Some(Self {
             call,

@@ -28,7 +28,7 @@ use crate::{
     execution::Execution, host::HostMemory, torch_allocator,
 };
 use harness_gpu_settings::arrays::ArrayDescriptor;
-use harness_gpu_settings::attempts::{Attempt, Attempts, Outcome};
+use harness_gpu_settings::attempts::{Attempt, AttemptOutcome, Attempts};
 use harness_gpu_settings::context_overhead::LibraryContext;
 use harness_gpu_settings::ledger::{Holding, LEDGER, Ledger, LedgerAccount};
 use harness_gpu_settings::process::{ForkedState, keep_usable_after_fork};
@@ -339,9 +339,9 @@ impl State {
             get(self)
         };
         let outcome = match (&got, injected) {
-            (_, true) => Outcome::Injected,
-            (Ok(_), _) => Outcome::Served,
-            (Err(_), _) => Outcome::Refused,
+            (_, true) => AttemptOutcome::Injected,
+            (Ok(_), _) => AttemptOutcome::Served,
+            (Err(_), _) => AttemptOutcome::Refused,
         };
         let number = device
             .and_then(|index| machine.visible.get(index))

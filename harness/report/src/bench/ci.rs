@@ -2,7 +2,7 @@
 //! github-action-benchmark.
 
 use harness_bench::compare::by_importance;
-use harness_bench::record::{BenchRun, EntryName, Outcome, Quantity, Verdict};
+use harness_bench::record::{BenchRun, EntryName, EntryResult, Quantity, Verdict};
 use serde_json::{Value, json};
 
 use super::{super::github, verdict::in_figures, words};
@@ -18,7 +18,7 @@ pub fn annotations(run: &BenchRun) -> Vec<String> {
     let mut told = Vec::new();
     if run.comparison.is_none() {
         for (suite, entry) in run.entries() {
-            if let Outcome::Failed { reason } = &entry.outcome {
+            if let EntryResult::Failed { reason } = &entry.outcome {
                 told.push((
                     "error",
                     format!("{}: {} by {} FAILED", suite.name, entry.case(), entry.arm),

@@ -3,7 +3,7 @@
 
 use std::fmt::Write;
 
-use harness_bench::record::{BenchRun, Entry, Outcome, Quantity, SuiteRecord};
+use harness_bench::record::{BenchRun, Entry, EntryResult, Quantity, SuiteRecord};
 use harness_bench::summary::precision;
 
 use super::super::terminal::{Style, table};
@@ -62,7 +62,7 @@ fn write_suite(text: &mut String, suite: &SuiteRecord) {
         }
     }
     for (reason, entries) in reasons(suite) {
-        let word = if matches!(entries[0].outcome, Outcome::Failed { .. }) {
+        let word = if matches!(entries[0].outcome, EntryResult::Failed { .. }) {
             "failed"
         } else {
             "skipped"

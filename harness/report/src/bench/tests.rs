@@ -5,7 +5,7 @@ use harness_bench::examples::{Sampled, run};
 use harness_bench::record::{Entry, Point};
 
 use super::*;
-use harness_bench::record::Outcome;
+use harness_bench::record::EntryResult;
 
 fn with_comparison(mut run: BenchRun, earlier: &[&BenchRun]) -> BenchRun {
     run.comparison = compare(&run, earlier, None);
@@ -75,10 +75,10 @@ fn last() -> BenchRun {
     let mut run = run(3, &entries(0.95));
     run.machine.compiler = "rustc 1.96.0, dist".to_owned();
     let entries = &mut run.suites[0].entries;
-    entries[4].outcome = Outcome::OutOfMemory {
+    entries[4].outcome = EntryResult::OutOfMemory {
         reason: "3 of the trace's 9 requests do not fit in 64 MiB | <see>".to_owned(),
     };
-    entries[5].outcome = Outcome::Skipped {
+    entries[5].outcome = EntryResult::Skipped {
         reason: "no device".to_owned(),
     };
     run
@@ -123,7 +123,7 @@ fn equal_curves_lie_on_each_other_and_flat_trends_are_not_drawn() {
     let mut run = model();
     for entry in &mut run.suites[0].entries {
         entry.outcome =
-            Outcome::Measured(entry.outcome.measured().cloned().expect("it was measured"));
+            EntryResult::Measured(entry.outcome.measured().cloned().expect("it was measured"));
     }
     let figures = run.suites[0].entries[2].outcome.clone();
     run.suites[0]

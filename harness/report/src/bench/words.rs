@@ -1,6 +1,6 @@
 use harness_allocator::units::Bytes;
 
-use harness_bench::record::{Build, Change, Entry, Machine, Outcome, Quantity, Stopped};
+use harness_bench::record::{Build, Change, Entry, EntryResult, Machine, Quantity, Stopped};
 
 use crate::words::{NOTHING, multiple};
 
@@ -63,10 +63,10 @@ pub(super) fn heading(quantity: Quantity, machine: &Machine) -> String {
 
 pub(super) fn figure(entry: &Entry) -> String {
     match &entry.outcome {
-        Outcome::Measured(measured) => amount(entry.quantity, measured.summary.median),
-        Outcome::OutOfMemory { .. } => "out of memory".to_owned(),
-        Outcome::Failed { .. } => "failed".to_owned(),
-        Outcome::Skipped { .. } => NOTHING.to_owned(),
+        EntryResult::Measured(measured) => amount(entry.quantity, measured.summary.median),
+        EntryResult::OutOfMemory { .. } => "out of memory".to_owned(),
+        EntryResult::Failed { .. } => "failed".to_owned(),
+        EntryResult::Skipped { .. } => NOTHING.to_owned(),
     }
 }
 

@@ -3,7 +3,7 @@
 
 use harness_allocator::units::Bytes;
 use harness_exec::timeline::ProgramTimeline;
-use harness_gpu_settings::attempts::{Attempt, Outcome};
+use harness_gpu_settings::attempts::{Attempt, AttemptOutcome};
 use plotters::prelude::*;
 
 use crate::svg::{self, ALLOCATED, Area, Drawn, INK, Key, OOM, Plot, RESERVED, RETRY};
@@ -53,14 +53,14 @@ impl Curve<'_> {
     /// Reserved bytes before and after each attempt, and after each free.
     fn reserved(&self) -> Vec<(f64, Bytes)> {
         let after = |attempt: &Attempt| match attempt.outcome {
-            Outcome::Served => {
+            AttemptOutcome::Served => {
                 attempt.held
                     + attempt
                         .size
                         .checked_round_up(Bytes::mib(2))
                         .unwrap_or(attempt.size)
             }
-            Outcome::Refused | Outcome::Injected => attempt.held,
+            AttemptOutcome::Refused | AttemptOutcome::Injected => attempt.held,
         };
         let mut points: Vec<(f64, Bytes)> = vec![(0.0, Bytes::ZERO)];
         let mut frees = self
@@ -95,9 +95,9 @@ impl Curve<'_> {
     fn marks(&self) -> Vec<(f64, Bytes, Mark)> {
         let failed = self.attempts().filter_map(|attempt| {
             let mark = match attempt.outcome {
-                Outcome::Served => return None,
-                Outcome::Refused => Mark::Refused,
-                Outcome::Injected => Mark::Injected,
+                AttemptOutcome::Served => return None,
+                AttemptOutcome::Refused => Mark::Refused,
+                AttemptOutcome::Injected => Mark::Injected,
             };
             Some((attempt.submitted as f64, attempt.held, mark))
         });

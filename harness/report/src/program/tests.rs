@@ -9,7 +9,7 @@ use harness_gpu_settings::{attempts::DriverFree, calls::Call, gpus::Gpu};
 
 use super::*;
 
-fn attempt(size: u64, submitted: u64, outcome: Outcome, held: u64) -> Attempt {
+fn attempt(size: u64, submitted: u64, outcome: AttemptOutcome, held: u64) -> Attempt {
     Attempt {
         call: Call::Malloc,
         size: Bytes::mib(size),
@@ -98,10 +98,10 @@ fn run() -> (Record, Machine, Vec<ProgramTimeline>) {
     let timeline = ProgramTimeline {
         pid: 7,
         attempts: vec![
-            attempt(300, 0, Outcome::Served, 0),
-            attempt(100, 10, Outcome::Served, 300),
-            attempt(700, 20, Outcome::Injected, 400),
-            attempt(700, 20, Outcome::Refused, 300),
+            attempt(300, 0, AttemptOutcome::Served, 0),
+            attempt(100, 10, AttemptOutcome::Served, 300),
+            attempt(700, 20, AttemptOutcome::Injected, 400),
+            attempt(700, 20, AttemptOutcome::Refused, 300),
         ],
         frees: vec![DriverFree {
             attempts: 3,

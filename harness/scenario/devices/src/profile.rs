@@ -11,7 +11,7 @@ pub(crate) mod header;
 use std::{borrow::Cow, fmt::Write as _, path::Path};
 
 use harness_allocator::device::DeviceInfo;
-use harness_allocator::device::sim::{CostModel, Figure, SimConfig};
+use harness_allocator::device::sim::{CostModel, SimConfig, Sourced};
 use harness_allocator::hash::fnv1a;
 use harness_allocator::units::{Bytes, Nanos};
 use harness_base::date::Date;
@@ -20,7 +20,7 @@ use harness_language::yaml::{self, Language};
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 
 pub use self::figure::{
-    ByteCount, FitError, Measured, Nanoseconds, NanosecondsPerGib, NanosecondsPerMib, Share,
+    ByteCount, FitError, MeasuredFigure, Nanoseconds, NanosecondsPerGib, NanosecondsPerMib, Share,
     Spread, UnitText,
 };
 pub use self::header::{PROFILE_VERSION, ProfileName, Version};
@@ -64,21 +64,21 @@ pub struct Profile {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Figures {
-    pub context_overhead: Measured<ByteCount>,
-    pub malloc: Measured<Nanoseconds>,
-    pub malloc_per_mib: Measured<NanosecondsPerMib>,
-    pub free: Measured<Nanoseconds>,
-    pub free_per_mib: Measured<NanosecondsPerMib>,
-    pub map_page: Option<Measured<Nanoseconds>>,
-    pub unmap_page: Option<Measured<Nanoseconds>>,
-    pub pool_call: Option<Measured<Nanoseconds>>,
-    pub submit: Measured<Nanoseconds>,
-    pub stream_create: Measured<Nanoseconds>,
-    pub event_create: Measured<Nanoseconds>,
-    pub event_record: Measured<Nanoseconds>,
-    pub event_query: Measured<Nanoseconds>,
-    pub synchronize: Measured<Nanoseconds>,
-    pub transfer_per_gib: Measured<NanosecondsPerGib>,
+    pub context_overhead: MeasuredFigure<ByteCount>,
+    pub malloc: MeasuredFigure<Nanoseconds>,
+    pub malloc_per_mib: MeasuredFigure<NanosecondsPerMib>,
+    pub free: MeasuredFigure<Nanoseconds>,
+    pub free_per_mib: MeasuredFigure<NanosecondsPerMib>,
+    pub map_page: Option<MeasuredFigure<Nanoseconds>>,
+    pub unmap_page: Option<MeasuredFigure<Nanoseconds>>,
+    pub pool_call: Option<MeasuredFigure<Nanoseconds>>,
+    pub submit: MeasuredFigure<Nanoseconds>,
+    pub stream_create: MeasuredFigure<Nanoseconds>,
+    pub event_create: MeasuredFigure<Nanoseconds>,
+    pub event_record: MeasuredFigure<Nanoseconds>,
+    pub event_query: MeasuredFigure<Nanoseconds>,
+    pub synchronize: MeasuredFigure<Nanoseconds>,
+    pub transfer_per_gib: MeasuredFigure<NanosecondsPerGib>,
 }
 
 /// Reads a text file. If it cannot be read, the advice lists the profiles in [`FOLDER`].
@@ -226,7 +226,7 @@ impl Profile {
         let published = CostModel::PUBLISHED;
         CostModel {
             name: Cow::Owned(self.title()),
-            context_overhead: Figure {
+            context_overhead: Sourced {
                 value: Bytes(context_overhead.value),
                 source: self.source(context_overhead.fit_error),
             },
@@ -266,8 +266,8 @@ impl Profile {
         }
     }
 
-    fn time<U: UnitText>(&self, figure: &Measured<U>) -> Figure<Nanos> {
-        Figure {
+    fn time<U: UnitText>(&self, figure: &MeasuredFigure<U>) -> Sourced<Nanos> {
+        Sourced {
             value: Nanos(figure.value),
             source: self.source(figure.fit_error),
         }

@@ -3,7 +3,7 @@
 
 use std::{borrow::Cow, fmt, num::NonZeroU16, path::Path};
 
-use harness_allocator::device::sim::{CostModel, Figure, PCIE_3, PCIE_4, PCIE_5, SimConfig};
+use harness_allocator::device::sim::{CostModel, PCIE_3, PCIE_4, PCIE_5, SimConfig, Sourced};
 use harness_allocator::units::Bytes;
 use harness_gpu_settings::gpus::{GPUS, Gpu};
 use harness_language::error::FileError;
@@ -156,7 +156,7 @@ pub fn sim_config(gpu: &Gpu) -> SimConfig {
         "{}, costs not measured: {}",
         gpu.name, published.name
     ));
-    let context_overhead = Figure {
+    let context_overhead = Sourced {
         value: published.context_overhead.value,
         source: published.context_overhead.source.clone(),
     };

@@ -42,7 +42,7 @@ pub use metric::{
     ReportKey, StepName, StreamName, VariableName,
 };
 pub use needs::{Feature, Needs};
-pub use plan::{Plan, PlanPart, Precision, Spilled, SpilledPart};
+pub use plan::{AttemptPlan, PlanPart, Precision, Spilled, SpilledPart};
 pub use policy::{
     BatchRule, Chain, MAX_POLICIES, MAX_RETRIES, Policy, PolicyKind, SCALE_LIMIT, ScaleMode,
 };

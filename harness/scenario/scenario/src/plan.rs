@@ -1,4 +1,4 @@
-//! [`Plan`]: the settings of one attempt. After a failure a recovery policy replaces it with a
+//! [`AttemptPlan`]: the settings of one attempt. After a failure a recovery policy replaces it with a
 //! smaller one.
 
 use std::{collections::BTreeMap, fmt};
@@ -10,7 +10,7 @@ use harness_language::schema::JsonSchema;
 use serde::Deserialize;
 
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Plan {
+pub struct AttemptPlan {
     /// Samples per iteration, or requests that run at the same time. At least 1.
     pub batch: u64,
     /// The number of micro-batches, unless `micro_batch` gives their size.
@@ -78,7 +78,7 @@ pub enum PlanPart {
     Requests,
 }
 
-impl Plan {
+impl AttemptPlan {
     /// A plan with this batch and no savings.
     pub const fn of_batch(batch: u64) -> Self {
         Self {
@@ -134,7 +134,7 @@ impl Plan {
     }
 }
 
-impl fmt::Display for Plan {
+impl fmt::Display for AttemptPlan {
     /// Describes the plan: `a batch of 32 in 4 parts, checkpointed every 2 layers, in mixed
     /// precision, optimizer state in pinned host memory`.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

@@ -13,7 +13,7 @@ use harness_trace::program::{
     DriverCall, PreparedReplay, ProgramError, RecordedProgram, ReplayStep,
 };
 use harness_trace::snapshot::{Action, Block, Event, PoolId, Segment, Snapshot};
-use harness_trace::{execute::Outcome, trace::TraceEvent};
+use harness_trace::{execute::OperationOutcome, trace::TraceEvent};
 use serde::Serialize;
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
@@ -177,7 +177,7 @@ impl<'a> Check<'a> {
         };
         let recorded = self.program.allocations[id as usize].address;
         let replayed = step.address.map(|address| address.0);
-        if replayed == recorded && step.outcome != Outcome::Ignored {
+        if replayed == recorded && step.outcome != OperationOutcome::Ignored {
             self.at_recorded_address += u64::from(recorded.is_some());
             self.refused_as_recorded += u64::from(recorded.is_none());
         } else {

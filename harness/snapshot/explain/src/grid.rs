@@ -122,7 +122,7 @@ impl Configuration {
 }
 
 #[derive(Clone, Debug, PartialEq)]
-pub struct Ending {
+pub struct GridRow {
     pub configuration: Configuration,
     /// The replay with the device's memory.
     pub replayed: Replayed,
@@ -143,7 +143,7 @@ pub struct UntriedChange {
 /// The JSON form of a result for `harness advise --format json`. In bytes, counts and modeled
 /// nanoseconds.
 #[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct EndingRecord {
+pub struct GridRowRecord {
     /// The settings, or the name of another allocator.
     pub conf: String,
     pub oom: bool,
@@ -170,13 +170,13 @@ pub struct MoreOfEnding {
     pub least_memory: Option<u64>,
 }
 
-impl Ending {
+impl GridRow {
     /// Returns true if every request succeeded that succeeded in the recording or ended it.
     pub const fn fits(&self) -> bool {
         self.replayed.oom.is_none()
     }
 
-    pub fn record(&self, with_more: bool) -> EndingRecord {
+    pub fn record(&self, with_more: bool) -> GridRowRecord {
         let Replayed {
             oom,
             stats,
@@ -192,7 +192,7 @@ impl Ending {
             modelled_driver_ns: driver_time.0,
             least_memory: self.least.map(|least| least.enough.0),
         };
-        EndingRecord {
+        GridRowRecord {
             conf: self.configuration.name.clone(),
             oom: oom.is_some(),
             oom_event: oom.map(|refused| refused.event),
@@ -241,7 +241,7 @@ impl<'a> Grid<'a> {
         configurations: &[Configuration],
         with_least: bool,
         progress: &(dyn Fn() + Sync),
-    ) -> Result<(Vec<Ending>, Vec<UntriedChange>), ProgramError> {
+    ) -> Result<(Vec<GridRow>, Vec<UntriedChange>), ProgramError> {
         let (unknown, configurations): (Vec<&Configuration>, Vec<&Configuration>) =
             configurations.iter().partition(|configuration| {
                 self.memory == UNLIMITED && configuration.part_at_start().is_some()
@@ -286,14 +286,14 @@ impl<'a> Grid<'a> {
         &self,
         configuration: &Configuration,
         with_least: bool,
-    ) -> Result<Ending, ProgramError> {
+    ) -> Result<GridRow, ProgramError> {
         let replayed = self.replay(configuration, self.memory)?;
         let (least, peak_allocated) =
             match with_least.then(|| self.least(configuration)).transpose()? {
                 Some((least, peak)) => (Some(least), peak),
                 None => (None, Bytes(replayed.stats.allocated_bytes.all.peak)),
             };
-        Ok(Ending {
+        Ok(GridRow {
             configuration: configuration.clone(),
             replayed,
             least,

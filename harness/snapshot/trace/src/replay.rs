@@ -23,14 +23,14 @@ use serde::{Deserialize, de::IgnoredAny};
 use serde_json::json;
 
 use crate::execute::{
-    ByHandle, ByPointer, Executor, Kind, OperationObserver, Outcome, PassStopped, PrepareError,
-    Streams, Target,
+    ByHandle, ByPointer, Executor, Kind, OperationObserver, OperationOutcome, PassStopped,
+    PrepareError, Streams, Target,
 };
 use crate::trace::{self, TraceEvent};
 
 #[derive(Clone, Copy)]
 enum Column {
-    /// The operation's [`Outcome`] as a number.
+    /// The operation's [`OperationOutcome`] as a number.
     Result,
     Stat(StatKey),
     Device(&'static str, fn(&State) -> u64),
@@ -148,7 +148,7 @@ pub enum Front {
 }
 
 struct State {
-    outcome: Outcome,
+    outcome: OperationOutcome,
     stats: MemoryStats,
     calls: DeviceCalls,
     free: Bytes,
@@ -172,7 +172,7 @@ impl<T: Target, F: FnMut(usize, &State) -> ControlFlow<()>> OperationObserver<T>
         &mut self,
         index: usize,
         _: Kind,
-        outcome: Outcome,
+        outcome: OperationOutcome,
         target: &mut T,
     ) -> Result<(), Self::Error> {
         // The simulated device never fails this query.
@@ -466,7 +466,7 @@ impl Figure {
     fn number(self) -> i64 {
         match self {
             Self::Number(number) => number,
-            Self::Error(_) => Outcome::Unsupported as i64,
+            Self::Error(_) => OperationOutcome::Unsupported as i64,
         }
     }
 }
@@ -551,7 +551,7 @@ pub fn verify(
                         events[index]
                     )
                 };
-                return Ok((state.outcome != Outcome::Unsupported)
+                return Ok((state.outcome != OperationOutcome::Unsupported)
                     .then(|| ReplayDifference::Stopped { why: why() }));
             }
             let line = lines.next().ok_or_else(|| {

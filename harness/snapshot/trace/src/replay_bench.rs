@@ -11,8 +11,8 @@ use harness_allocator::device::sim::{SimConfig, SimDevice};
 use serde::Serialize;
 
 use crate::execute::{
-    ByHandle, ByPointer, Executor, Kind, OperationCounts, OperationObserver, Outcome, PassStopped,
-    Target, Unobserved,
+    ByHandle, ByPointer, Executor, Kind, OperationCounts, OperationObserver, OperationOutcome,
+    PassStopped, Target, Unobserved,
 };
 use crate::replay::{Front, ReplayError};
 use crate::trace::TraceEvent;
@@ -184,7 +184,13 @@ impl<T: Target> OperationObserver<T> for OperationTimes {
     }
 
     #[inline(always)]
-    fn after(&mut self, index: usize, kind: Kind, _: Outcome, _: &mut T) -> Result<(), Infallible> {
+    fn after(
+        &mut self,
+        index: usize,
+        kind: Kind,
+        _: OperationOutcome,
+        _: &mut T,
+    ) -> Result<(), Infallible> {
         if let Some(start) = self.start.take() {
             let nanoseconds = start.elapsed().as_nanos();
             self.add(index, kind, nanoseconds);

@@ -5,7 +5,7 @@ use std::time::Duration;
 use std::{fs, os::unix::fs::PermissionsExt as _};
 
 use harness_allocator::{device::Clock, units::Bytes};
-use harness_bench::record::{BenchRun, Outcome, Quantity, Shard, Stopped};
+use harness_bench::record::{BenchRun, EntryResult, Quantity, Shard, Stopped};
 use harness_gpu_settings::settings::Settings;
 use harness_staging::{Staging, strict};
 
@@ -252,7 +252,7 @@ fn what_fails_ends_with_exit_code_1_and_is_in_the_record() {
     assert_eq!(ran.code, Some(1), "{}", ran.told());
     assert!(matches!(
         world.run("run").suites[0].entries[0].outcome,
-        Outcome::Failed { .. }
+        EntryResult::Failed { .. }
     ));
     assert!(
         ran.out.contains("failed: wrong, caching: s/wrong.yaml:5:"),
@@ -303,7 +303,7 @@ fn the_context_size_excludes_other_processes_and_is_skipped_if_unknown() {
         let entries = world.run("run").suites[0].entries.clone();
         let measured = entries
             .iter()
-            .filter(|entry| matches!(entry.outcome, Outcome::Measured(_)));
+            .filter(|entry| matches!(entry.outcome, EntryResult::Measured(_)));
         let others: Vec<_> = measured
             .filter(|entry| entry.quantity == Quantity::HostTime)
             .map(|entry| entry.group.clone())
@@ -315,14 +315,14 @@ fn the_context_size_excludes_other_processes_and_is_skipped_if_unknown() {
             .expect("it has an entry")
             .outcome
     };
-    let Outcome::Measured(alone) = context(Settings {
+    let EntryResult::Measured(alone) = context(Settings {
         others: Bytes::mib(64),
         ..strict()
     }) else {
         panic!("NVML tells it")
     };
     assert_eq!(alone.rounds, [Some(300 << 20)]);
-    let Outcome::Skipped { reason } = context(Settings {
+    let EntryResult::Skipped { reason } = context(Settings {
         nvml: false,
         ..strict()
     }) else {
@@ -389,7 +389,7 @@ time:
         .iter()
         .filter(|entry| entry.quantity == Quantity::HostTime)
     {
-        let Outcome::Measured(measured) = &entry.outcome else {
+        let EntryResult::Measured(measured) = &entry.outcome else {
             panic!("{}, {}: {:?}", entry.case(), entry.arm, entry.outcome)
         };
         // A hit of the cache calls no driver function.

@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeSet, fs, process::Command};
 
-use harness_bench::record::{Basis, BenchRun, Counts, NOT_IN_TURN, Outcome, Verdict};
+use harness_bench::record::{Basis, BenchRun, Counts, EntryResult, NOT_IN_TURN, Verdict};
 use serde_json::Value;
 
 use super::world::{SMALL, World};
@@ -20,7 +20,7 @@ fn world_with_runs() -> (World, [String; 2]) {
             .iter_mut()
             .filter(|entry| entry.arm == "direct")
         {
-            let Outcome::Measured(measured) = &mut entry.outcome else {
+            let EntryResult::Measured(measured) = &mut entry.outcome else {
                 panic!("{entry:?}")
             };
             let summary = &mut measured.summary;

@@ -6,12 +6,14 @@ use std::{collections::BTreeSet, hint::black_box, sync::atomic::Ordering};
 use harness_allocator::allocator::{
     Allocation, Allocator, AllocatorError, AllocatorKind, AllocatorSpec, MemoryFraction, Request,
 };
-use harness_allocator::device::sim::{CostModel, Figure, SimConfig, SimDevice};
+use harness_allocator::device::sim::{CostModel, SimConfig, SimDevice, Sourced};
 use harness_allocator::device::{Clock, Device, DeviceError, DevicePtr, StreamId};
 use harness_allocator::stats::{MemoryStats, SegmentInfo};
 use harness_allocator::units::{Bytes, Nanos};
 use harness_bench::execute::{Terms, cases_of};
-use harness_bench::record::{BenchRun, Outcome, Quantity, Shard, Stopped, SuiteRecord, Verdict};
+use harness_bench::record::{
+    BenchRun, EntryResult, Quantity, Shard, Stopped, SuiteRecord, Verdict,
+};
 use harness_bench::{compare::compare, machine::machine, suite::Suite};
 use harness_gpu_settings::settings::Settings;
 use harness_staging::strict;
@@ -72,7 +74,7 @@ fn arms_of_a_case_stand_next_to_each_other() {
 }
 
 fn a_tenth_slower() -> CostModel {
-    let slower = |figure: Figure<Nanos>| Figure {
+    let slower = |figure: Sourced<Nanos>| Sourced {
         value: Nanos(figure.value.0 * 11 / 10),
         ..figure
     };
@@ -385,17 +387,17 @@ fn broken_cases_fail_and_unsupported_cases_are_skipped() {
             .unwrap_or_else(|| panic!("{group}, {arm} is not there"))
     };
     assert!(
-        matches!(outcome("miss", "caching"), Outcome::Measured(_)),
+        matches!(outcome("miss", "caching"), EntryResult::Measured(_)),
         "the others go on"
     );
-    let Outcome::Failed { reason } = outcome("miss", "direct") else {
+    let EntryResult::Failed { reason } = outcome("miss", "direct") else {
         panic!("what leaks is broken")
     };
     assert!(
         reason.starts_with("leaked on the device: 2 MiB in 1 allocation"),
         "{reason}"
     );
-    let Outcome::Skipped { reason } = outcome("fragmentation_storm", "direct") else {
+    let EntryResult::Skipped { reason } = outcome("fragmentation_storm", "direct") else {
         panic!("it is not listed")
     };
     assert!(
@@ -448,7 +450,7 @@ fn what_is_skipped_in_more_rounds_than_it_is_measured_in_has_no_figures() {
         "half of the rounds are enough"
     );
     let (record, visits) = ten_rounds(|visit| (7..=12).contains(&visit).then(taken));
-    let Outcome::Skipped { reason } = &record.entries[0].outcome else {
+    let EntryResult::Skipped { reason } = &record.entries[0].outcome else {
         panic!("{record:#?}")
     };
     assert!(
@@ -465,13 +467,13 @@ fn impossible_cases_are_dropped_and_cases_that_break_later_fail() {
         (visits, &record.entries[0].outcome),
         (
             3,
-            &Outcome::Skipped {
+            &EntryResult::Skipped {
                 reason: taken().to_string()
             }
         )
     );
     let (record, visits) = ten_rounds(|visit| (visit == 9).then_some(DeviceError::NotReady(1)));
-    let Outcome::Failed { reason } = &record.entries[0].outcome else {
+    let EntryResult::Failed { reason } = &record.entries[0].outcome else {
         panic!("{record:#?}")
     };
     assert_eq!((visits, reason), (9, &DeviceError::NotReady(1).to_string()));
@@ -500,7 +502,7 @@ fn a_scenario_that_fails_is_a_failure_with_the_command_that_shows_it() {
          wrong.yaml }]\n";
     let suite = Suite::parse(text, &folder.path().join("suite.yaml")).unwrap();
     let record = TestProvider::new().run(&suite);
-    let Outcome::Failed { reason } = &record.entries[0].outcome else {
+    let EntryResult::Failed { reason } = &record.entries[0].outcome else {
         panic!("{record:#?}")
     };
     assert!(reason.contains("wrong.yaml:5:"), "{reason}");
@@ -528,7 +530,7 @@ fn an_arm_that_the_driver_cannot_do_is_skipped_in_traces_too() {
         .with("trace.txt", "a 0 2097152 0\nf 0\n");
     let ran = world.bench(&["suite.yaml", "--device", "cuda:0", "--report", "run"]);
     assert_eq!(ran.code, Some(0), "{}", ran.told());
-    let arms = |is: fn(&Outcome) -> bool| {
+    let arms = |is: fn(&EntryResult) -> bool| {
         let entries = world.run("run").suites.remove(0).entries;
         entries
             .into_iter()
@@ -537,11 +539,11 @@ fn an_arm_that_the_driver_cannot_do_is_skipped_in_traces_too() {
             .collect::<BTreeSet<String>>()
     };
     assert_eq!(
-        arms(|outcome| matches!(outcome, Outcome::Skipped { .. })),
+        arms(|outcome| matches!(outcome, EntryResult::Skipped { .. })),
         ["async_pool", "expandable"].map(str::to_owned).into()
     );
     assert_eq!(
-        arms(|outcome| matches!(outcome, Outcome::Measured(_))),
+        arms(|outcome| matches!(outcome, EntryResult::Measured(_))),
         ["caching".to_owned()].into()
     );
 }

@@ -4,7 +4,7 @@
 use std::process::{Command, Stdio};
 
 use harness_allocator::units::Bytes;
-use harness_bench::record::{Entry, Outcome, Quantity};
+use harness_bench::record::{Entry, EntryResult, Quantity};
 
 use super::world::{SMALL, World};
 
@@ -51,16 +51,16 @@ time:
         .collect();
     // Measures without a question have no entry, and unsupported measures have a reason.
     let told = torch.iter().map(|entry| match &entry.outcome {
-        Outcome::Measured(measured) => format!(
+        EntryResult::Measured(measured) => format!(
             "{}: {} ps, {:?}",
             entry.case(),
             measured.summary.median,
             entry.quantity
         ),
-        Outcome::Skipped { reason } | Outcome::OutOfMemory { reason } => {
+        EntryResult::Skipped { reason } | EntryResult::OutOfMemory { reason } => {
             format!("{}: {reason}", entry.case())
         }
-        Outcome::Failed { reason } => panic!("{}: {reason}", entry.case()),
+        EntryResult::Failed { reason } => panic!("{}: {reason}", entry.case()),
     });
     let expected = ["hit, 2 MiB", "miss, 2 MiB", "after_empty_cache, 2 MiB"]
         .map(|case| format!("{case}: 5500 ps, HostTime"));
@@ -97,7 +97,7 @@ fn entries_of_a_missing_pytorch_contain_the_reason() {
     assert_eq!(
         torch
             .filter(|entry| entry.outcome
-                == Outcome::Skipped {
+                == EntryResult::Skipped {
                     reason: why.to_owned()
                 })
             .count(),
@@ -336,7 +336,7 @@ fn a_slow_moment_of_the_interpreter_does_not_lose_a_size_of_the_pipeline() {
 /// With the fake's clock, all times are the same on every machine.
 fn told(entry: &Entry) -> String {
     let outcome = match &entry.outcome {
-        Outcome::Measured(measured) => {
+        EntryResult::Measured(measured) => {
             let unit = if entry.quantity == Quantity::Memory {
                 "bytes"
             } else {
@@ -347,9 +347,9 @@ fn told(entry: &Entry) -> String {
                 measured.summary.median, entry.quantity, measured.batch
             )
         }
-        Outcome::Skipped { reason } => format!("skipped: {reason}"),
-        Outcome::OutOfMemory { reason } => format!("out of memory: {reason}"),
-        Outcome::Failed { reason } => format!("FAILED: {reason}"),
+        EntryResult::Skipped { reason } => format!("skipped: {reason}"),
+        EntryResult::OutOfMemory { reason } => format!("out of memory: {reason}"),
+        EntryResult::Failed { reason } => format!("FAILED: {reason}"),
     };
     format!("{}: {outcome}", entry.case())
 }

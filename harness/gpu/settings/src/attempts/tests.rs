@@ -41,9 +41,9 @@ fn any_counts_all_calls_for_device_memory_together() {
 fn logged_attempts_are_read_and_a_truncated_one_is_ignored() {
     let folder = tempfile::tempdir().expect("create a folder");
     let noted = [
-        (Call::Create, 20, Outcome::Served),
-        (Call::HostAlloc, 1, Outcome::Refused),
-        (Call::Malloc, 2, Outcome::Injected),
+        (Call::Create, 20, AttemptOutcome::Served),
+        (Call::HostAlloc, 1, AttemptOutcome::Refused),
+        (Call::Malloc, 2, AttemptOutcome::Injected),
     ]
     .map(|(call, size, outcome)| Attempt {
         call,
@@ -86,7 +86,7 @@ fn counting_continues_after_exec_and_starts_anew_in_a_forked_child() {
         call: Call::Malloc,
         size: Bytes::mib(2),
         submitted: 0,
-        outcome: Outcome::Served,
+        outcome: AttemptOutcome::Served,
         device: 0,
         number: 0,
         held: Bytes::ZERO,
@@ -114,7 +114,7 @@ fn a_fault_is_reached_by_its_first_attempt() {
         call: Call::Malloc,
         size: Bytes::mib(size),
         submitted: 0,
-        outcome: Outcome::Served,
+        outcome: AttemptOutcome::Served,
         device: 0,
         number: 0,
         held: Bytes::ZERO,

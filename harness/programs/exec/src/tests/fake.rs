@@ -1,7 +1,7 @@
 //! Outcomes of invented programs.
 
 use harness_allocator::units::Bytes;
-use harness_gpu_settings::attempts::{Attempt, Outcome};
+use harness_gpu_settings::attempts::{Attempt, AttemptOutcome};
 use harness_gpu_settings::{calls::Call, settings::AddressOrder};
 
 use crate::errors::{ErrorFrame, OutOfMemoryError};
@@ -27,7 +27,7 @@ pub(crate) fn ended_well(sizes: &[u64]) -> Observed {
         call: Call::Malloc,
         size: Bytes::mib(*size),
         submitted: 0,
-        outcome: Outcome::Served,
+        outcome: AttemptOutcome::Served,
         device: 0,
         number: 0,
         held: Bytes::ZERO,

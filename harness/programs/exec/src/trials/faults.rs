@@ -641,7 +641,7 @@ fn outcome(fault: &Fault, first: &Observed, run: &Observed) -> Outcome {
 
 /// The number of attempts that failed because of this fault, if the program made enough.
 fn failures(fault: &Fault, run: &Observed) -> usize {
-    let is_injected = |attempt: &&Attempt| attempt.outcome == attempts::Outcome::Injected;
+    let is_injected = |attempt: &&Attempt| attempt.outcome == attempts::AttemptOutcome::Injected;
     if fault.count == Fault::UNTIL_ERROR {
         let after = run.attempts.iter().skip(fault.first as usize - 1);
         after.take_while(is_injected).count()

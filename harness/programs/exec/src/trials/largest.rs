@@ -17,7 +17,7 @@ use std::ffi::OsString;
 use std::str::FromStr;
 
 use harness_allocator::{named_enum, units::Bytes};
-use harness_gpu_settings::attempts::{Attempt, Outcome};
+use harness_gpu_settings::attempts::{Attempt, AttemptOutcome};
 use harness_trace::program::{RecordedProgram, Replayed, Scaled};
 use serde::Serialize;
 
@@ -783,7 +783,7 @@ impl<E: Send> LargestSearch<'_, E> {
             Some(line) => format!(": {line}"),
             None => String::new(),
         };
-        let is_refused = |made: &Attempt| made.outcome == Outcome::Refused;
+        let is_refused = |made: &Attempt| made.outcome == AttemptOutcome::Refused;
         // A program that calls CUDA itself has no errors of a library.
         let is_refused_itself =
             run.caller == Caller::Program && run.attempts.iter().any(is_refused);
@@ -832,7 +832,7 @@ impl<E: Send> LargestSearch<'_, E> {
             .attempts
             .iter()
             .take(before)
-            .rfind(|made| made.outcome == Outcome::Refused)?;
+            .rfind(|made| made.outcome == AttemptOutcome::Refused)?;
         let free = case
             .trial
             .memory

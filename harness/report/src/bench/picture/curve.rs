@@ -7,7 +7,7 @@ use plotters::{prelude::*, style::text_anchor::HPos};
 use super::{LABELS, axis::LogAxis, colour, mark};
 use crate::svg::{Area, Drawn, INK, LIMIT, Legend, WIDTH, chart_on, cut, document, mesh, text};
 use crate::{bench::words, words::distinct};
-use harness_bench::record::{Entry, EntrySummary, Outcome, Quantity, SuiteRecord};
+use harness_bench::record::{Entry, EntryResult, EntrySummary, Quantity, SuiteRecord};
 
 const LEAST_POINTS: usize = 3;
 
@@ -34,7 +34,7 @@ pub(in super::super) fn draw(suite: &SuiteRecord, quantity: Quantity) -> Option<
     let measured = suite
         .entries
         .iter()
-        .filter(|entry| matches!(entry.outcome, Outcome::Measured(_)));
+        .filter(|entry| matches!(entry.outcome, EntryResult::Measured(_)));
     let arms = distinct(measured.map(|entry| entry.arm.as_str()));
     let names = distinct(entries().map(|entry| entry.group.as_str()));
     let groups: Vec<Group<'_>> = names

@@ -8,7 +8,7 @@ fn what_is_reserved_falls_where_memory_was_given_back() {
         call: Call::Malloc,
         size: Bytes::mib(size),
         submitted,
-        outcome: Outcome::Served,
+        outcome: AttemptOutcome::Served,
         device,
         number: device,
         held: Bytes::mib(held),

@@ -1,6 +1,6 @@
 //! Robust estimates from disturbed samples: medians, and lines through samples of several sizes.
 
-use crate::profile::{FitError, Measured, Share, Spread, UnitText};
+use crate::profile::{FitError, MeasuredFigure, Share, Spread, UnitText};
 
 /// Samples in nanoseconds, by size.
 pub(super) type Curve = Vec<(f64, Vec<f64>)>;
@@ -87,17 +87,17 @@ pub(super) fn of_curve<U: UnitText>(
     at: Option<&(f64, Vec<f64>)>,
     units: f64,
     fit_error: FitError,
-) -> Measured<U> {
+) -> MeasuredFigure<U> {
     let samples = curve.iter().map(|(_, samples)| samples.len() as u64).sum();
     let spread = at.map_or(0.0, |(_, samples)| deviation(samples) / units);
-    Measured::new(whole(value), samples, Spread::of(spread), fit_error)
+    MeasuredFigure::new(whole(value), samples, Spread::of(spread), fit_error)
 }
 
 /// Returns a figure without a size: the median of its samples.
-pub(super) fn constant<U: UnitText>(samples: &[f64]) -> Measured<U> {
+pub(super) fn constant<U: UnitText>(samples: &[f64]) -> MeasuredFigure<U> {
     let value = median(samples.to_vec()).unwrap_or(0.0);
     let fit_error = errors(samples.iter().map(|sample| (*sample, value)).collect());
-    Measured::new(
+    MeasuredFigure::new(
         whole(value),
         samples.len() as u64,
         Spread::of(deviation(samples)),

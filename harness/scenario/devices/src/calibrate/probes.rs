@@ -4,7 +4,7 @@ use harness_allocator::device::{DeviceError, MemoryRange, PoolId, StreamId, Tag,
 use harness_allocator::units::{Bytes, Nanos};
 
 use super::fit::{Curve, constant, error_of, line, of_curve};
-use crate::profile::{Figures, Measured, UnitText};
+use crate::profile::{Figures, MeasuredFigure, UnitText};
 
 /// Number of calls timed together if one is too short for the clock. 64 calls of 100 ns are well
 /// above the clock's own cost, and 64 launches still fit into a stream's queue without waiting.
@@ -275,7 +275,7 @@ impl Probes {
         let (malloc, malloc_per_mib) = by_size(&self.samples.malloc);
         let (free, free_per_mib) = by_size(&self.samples.free);
         Figures {
-            context_overhead: Measured::exact(context.0),
+            context_overhead: MeasuredFigure::exact(context.0),
             malloc,
             malloc_per_mib,
             free,
@@ -296,7 +296,7 @@ impl Probes {
 
 /// Returns a base and a cost per MiB. The base has the spread of the smallest size, the cost per
 /// MiB that of the largest.
-fn by_size<A: UnitText, B: UnitText>(curve: &Curve) -> (Measured<A>, Measured<B>) {
+fn by_size<A: UnitText, B: UnitText>(curve: &Curve) -> (MeasuredFigure<A>, MeasuredFigure<B>) {
     let line = line(curve);
     let error = error_of(curve, |mib| line.base + line.slope * mib);
     let (first, last) = (curve.first(), curve.last());
@@ -308,7 +308,7 @@ fn by_size<A: UnitText, B: UnitText>(curve: &Curve) -> (Measured<A>, Measured<B>
 }
 
 /// Returns a cost per GiB. The model has no constant part for fills, and the fit error includes it.
-fn transfer<U: UnitText>(curve: &Curve) -> Measured<U> {
+fn transfer<U: UnitText>(curve: &Curve) -> MeasuredFigure<U> {
     let slope = line(curve).slope;
     let largest = curve.last().map_or(1.0, |(gib, _)| *gib);
     of_curve(
@@ -321,7 +321,7 @@ fn transfer<U: UnitText>(curve: &Curve) -> Measured<U> {
 }
 
 /// Returns `None` if the device lacks these calls.
-fn where_measured<U: UnitText>(samples: &[f64]) -> Option<Measured<U>> {
+fn where_measured<U: UnitText>(samples: &[f64]) -> Option<MeasuredFigure<U>> {
     (!samples.is_empty()).then(|| constant(samples))
 }
 

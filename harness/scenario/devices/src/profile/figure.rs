@@ -1,4 +1,4 @@
-//! [`Measured`]: a measured figure of a profile, with its unit as a type.
+//! [`MeasuredFigure`]: a measured figure of a profile, with its unit as a type.
 
 use std::{fmt, marker::PhantomData};
 
@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize, Serializer};
 /// 12.5, fit_error: { … } }`.
 #[derive(Clone, Copy, Debug, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields, bound = "U: UnitText")]
-pub struct Measured<U> {
+pub struct MeasuredFigure<U> {
     pub value: u64,
     unit: Unit<U>,
     pub samples: u64,
@@ -19,7 +19,7 @@ pub struct Measured<U> {
     pub fit_error: FitError,
 }
 
-impl<U: UnitText> Measured<U> {
+impl<U: UnitText> MeasuredFigure<U> {
     /// A figure in the unit of its type.
     pub const fn new(value: u64, samples: u64, spread: Spread, fit_error: FitError) -> Self {
         Self {
@@ -45,14 +45,14 @@ impl<U: UnitText> Measured<U> {
     }
 }
 
-/// As [`Measured`] is displayed.
-impl<U: UnitText> Serialize for Measured<U> {
+/// As [`MeasuredFigure`] is displayed.
+impl<U: UnitText> Serialize for MeasuredFigure<U> {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         serializer.collect_str(self)
     }
 }
 
-impl<U: UnitText> fmt::Display for Measured<U> {
+impl<U: UnitText> fmt::Display for MeasuredFigure<U> {
     /// Returns the figure as written in the file.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self {

@@ -10,11 +10,11 @@ fn figures() -> Figures {
         median: Share::of(0.03),
         worst: Share::of(0.2),
     };
-    fn figure<U: UnitText>(value: u64, error: FitError) -> Measured<U> {
-        Measured::new(value, 21, Spread::of(1.5), error)
+    fn figure<U: UnitText>(value: u64, error: FitError) -> MeasuredFigure<U> {
+        MeasuredFigure::new(value, 21, Spread::of(1.5), error)
     }
     Figures {
-        context_overhead: Measured::exact(500 << 20),
+        context_overhead: MeasuredFigure::exact(500 << 20),
         malloc: figure(1, error),
         malloc_per_mib: figure(2, error),
         free: figure(3, error),
@@ -83,7 +83,7 @@ proptest! {
         spread in any::<f64>(),
         median in 0.0..1e6,
     ) {
-        let figure = Measured::new(
+        let figure = MeasuredFigure::new(
             value,
             value,
             Spread::of(spread),
@@ -159,7 +159,7 @@ fn unmeasured_costs_take_published_values() {
 fn different_figures_have_different_titles() {
     let other = Profile {
         figures: Figures {
-            malloc: Measured::exact(77),
+            malloc: MeasuredFigure::exact(77),
             ..figures()
         },
         ..profile()

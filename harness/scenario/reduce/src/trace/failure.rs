@@ -6,7 +6,7 @@ use harness_allocator::device::sim::{SimConfig, SimDevice};
 use harness_allocator::units::Bytes;
 use harness_explain::causes;
 use harness_record::{Cause, CauseKind, Invariant};
-use harness_trace::execute::{ByHandle, Executor, Kind, Outcome, PassStopped, Target};
+use harness_trace::execute::{ByHandle, Executor, Kind, OperationOutcome, PassStopped, Target};
 use harness_trace::{snapshot::Snapshot, trace::TraceEvent};
 
 use super::Case;
@@ -63,13 +63,15 @@ pub(super) fn run(
     let (mut now, mut open, mut refused) = (config.clone(), Vec::new(), Vec::new());
     let mut watch = |operation: usize,
                      _: Kind,
-                     outcome: Outcome,
+                     outcome: OperationOutcome,
                      target: &mut ByHandle<'_, CachingAllocator>| {
         match events[operation] {
             TraceEvent::SetFraction(set) => now.memory_fraction = set,
-            TraceEvent::BeginPool(pool) if outcome == Outcome::Done => open.push(pool),
+            TraceEvent::BeginPool(pool) if outcome == OperationOutcome::Done => open.push(pool),
             TraceEvent::EndPool(pool) => open.retain(|&known| known != pool),
-            TraceEvent::Allocate { id, size, stream } if outcome == Outcome::OutOfMemory => {
+            TraceEvent::Allocate { id, size, stream }
+                if outcome == OperationOutcome::OutOfMemory =>
+            {
                 let pool = open.last().map(|pool: &PrivatePoolId| pool.0);
                 refused.push(Refused {
                     operation,

@@ -2,7 +2,7 @@
 //! [`Applied`].
 
 use harness_allocator::units::Bytes;
-use harness_scenario::{BufferName, Plan};
+use harness_scenario::{AttemptPlan, BufferName};
 
 use crate::context::{RunContext, buffer_name};
 use crate::rig::Stop;
@@ -10,7 +10,7 @@ use crate::rig::Stop;
 #[derive(Default)]
 pub(super) struct Applied {
     /// The plan of the next attempt; `None` if it stays the same.
-    pub(super) plan: Option<Plan>,
+    pub(super) plan: Option<AttemptPlan>,
     /// True if it found anything to do.
     pub(super) did_something: bool,
     /// Cached bytes released to the driver.

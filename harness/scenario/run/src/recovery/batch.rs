@@ -1,10 +1,15 @@
 //! `halve_batch`, `shrink_batch` and `bisect_batch`: the failed iteration is kind again with
 //! another batch.
 
-use harness_scenario::{BatchRule, Plan};
+use harness_scenario::{AttemptPlan, BatchRule};
 
 /// The next batch after a failed one, never below the floor; `None`: there is no smaller batch.
-pub(super) fn next(rule: BatchRule, plan: &Plan, floor: u64, known: &Known) -> Option<Plan> {
+pub(super) fn next(
+    rule: BatchRule,
+    plan: &AttemptPlan,
+    floor: u64,
+    known: &Known,
+) -> Option<AttemptPlan> {
     let wanted = match rule {
         BatchRule::Halve => plan.batch / 2,
         // Exactly nine tenths of the batch, rounded down, for every batch.
@@ -16,8 +21,8 @@ pub(super) fn next(rule: BatchRule, plan: &Plan, floor: u64, known: &Known) -> O
 }
 
 /// The plan with another batch. Keeps the number of micro-batches unless some would be empty.
-pub(super) fn with_batch(plan: &Plan, batch: u64) -> Plan {
-    Plan {
+pub(super) fn with_batch(plan: &AttemptPlan, batch: u64) -> AttemptPlan {
+    AttemptPlan {
         batch,
         micro_batches: plan.micro_batches.min(batch),
         ..plan.clone()
@@ -43,10 +48,10 @@ impl Known {
 
     /// Notes that a batch succeeded, and returns the plan of the next iteration: half way to the
     /// smallest failed batch.
-    pub(super) fn worked(&mut self, plan: &Plan) -> Plan {
+    pub(super) fn worked(&mut self, plan: &AttemptPlan) -> AttemptPlan {
         self.works = self.works.max(plan.batch);
         match self.fails {
-            Some(fails) if fails > plan.batch + 1 => Plan {
+            Some(fails) if fails > plan.batch + 1 => AttemptPlan {
                 batch: plan.batch + (fails - plan.batch) / 2,
                 ..plan.clone()
             },

@@ -20,7 +20,7 @@ use crate::between::{Between, pause};
 use crate::context::RunContext;
 use crate::rig::{Finding, MemoryState, Stop};
 use harness_record::{Attempt, Invariant, Trained};
-use harness_scenario::{BatchRule, Chain, Plan, Policy, PolicyKind, ReportKey};
+use harness_scenario::{AttemptPlan, BatchRule, Chain, Policy, PolicyKind, ReportKey};
 
 /// The longest wait, which equals the longest duration that a scenario may contain.
 const LONGEST_WAIT: Nanos = Nanos(3_600 * 1_000_000_000);
@@ -28,8 +28,8 @@ const LONGEST_WAIT: Nanos = Nanos(3_600 * 1_000_000_000);
 #[derive(Debug)]
 pub(crate) struct Recovered<T> {
     pub(crate) answer: Result<T, AllocatorError>,
-    pub(crate) plan: Plan,
-    pub(crate) next: Plan,
+    pub(crate) plan: AttemptPlan,
+    pub(crate) next: AttemptPlan,
     pub(crate) retries: u64,
 }
 
@@ -43,7 +43,7 @@ pub(crate) enum AttemptKind {
 }
 
 impl AttemptKind {
-    fn describe(self, plan: &Plan) -> String {
+    fn describe(self, plan: &AttemptPlan) -> String {
         match self {
             Self::Request(size) => size.to_string(),
             Self::Iteration => plan.to_string(),
@@ -64,7 +64,7 @@ pub(crate) struct Recovery<'p> {
 
 pub(crate) struct Attempts {
     kind: AttemptKind,
-    pub(crate) plan: Plan,
+    pub(crate) plan: AttemptPlan,
     pub(crate) retries: u64,
     turn: Turn,
     /// The finding to record if the next attempt fails.
@@ -75,7 +75,7 @@ pub(crate) struct Attempts {
 }
 
 impl Attempts {
-    pub(crate) fn new(kind: AttemptKind, plan: Plan) -> Self {
+    pub(crate) fn new(kind: AttemptKind, plan: AttemptPlan) -> Self {
         Self {
             kind,
             plan,
@@ -141,9 +141,12 @@ impl<'p> Recovery<'p> {
         &mut self,
         ctx: &mut RunContext,
         kind: AttemptKind,
-        plan: Plan,
+        plan: AttemptPlan,
         between: &mut Between<'_>,
-        mut attempt: impl FnMut(&mut RunContext, &Plan) -> Result<Result<T, AllocatorError>, Stop>,
+        mut attempt: impl FnMut(
+            &mut RunContext,
+            &AttemptPlan,
+        ) -> Result<Result<T, AllocatorError>, Stop>,
     ) -> Result<Recovered<T>, Stop> {
         let mut attempts = Attempts::new(kind, plan);
         loop {
@@ -277,7 +280,7 @@ impl<'p> Recovery<'p> {
         &mut self,
         ctx: &mut RunContext,
         attempts: &Attempts,
-    ) -> Result<Plan, Stop> {
+    ) -> Result<AttemptPlan, Stop> {
         self.record.attempts += 1;
         let Attempts {
             plan,
@@ -387,12 +390,12 @@ impl<'p> Recovery<'p> {
         &mut self,
         ctx: &mut RunContext,
         policy: &Policy,
-        plan: &Plan,
+        plan: &AttemptPlan,
         between: &mut Between<'_>,
         used: u32,
         regardless: bool,
     ) -> Result<Applied, Stop> {
-        let with_plan = |next: Option<Plan>| Applied {
+        let with_plan = |next: Option<AttemptPlan>| Applied {
             did_something: next.is_some(),
             plan: next,
             ..Applied::default()

@@ -1,27 +1,27 @@
 //! Policies that change only the plan of the next attempt.
 
 use harness_allocator::device::HostMemory;
-use harness_scenario::{Plan, Precision, SpilledPart};
+use harness_scenario::{AttemptPlan, Precision, SpilledPart};
 
 /// Keeps fewer activations for the backward pass and recomputes the others: doubles the number of
 /// layers per checkpoint, from 2 up to `most`; `None`: `most` is reached.
-pub(super) fn checkpoint_more(plan: &Plan, most: u64) -> Option<Plan> {
+pub(super) fn checkpoint_more(plan: &AttemptPlan, most: u64) -> Option<AttemptPlan> {
     let every = plan
         .checkpoint_every
         .map_or(2, |every| every.saturating_mul(2))
         .min(most);
     plan.checkpoint_every
         .is_none_or(|now| every > now)
-        .then(|| Plan {
+        .then(|| AttemptPlan {
             checkpoint_every: Some(every),
             ..plan.clone()
         })
 }
 
 /// Switches activations to 16-bit numbers; `None`: the precision is already mixed.
-pub(super) fn half_precision(plan: &Plan) -> Option<Plan> {
+pub(super) fn half_precision(plan: &AttemptPlan) -> Option<AttemptPlan> {
     match plan.precision {
-        Precision::Fp32 => Some(Plan {
+        Precision::Fp32 => Some(AttemptPlan {
             precision: Precision::Mixed,
             ..plan.clone()
         }),
@@ -31,7 +31,11 @@ pub(super) fn half_precision(plan: &Plan) -> Option<Plan> {
 
 /// Keeps a part of a training in host memory of this kind; `None`: it is already there, or in
 /// memory that is at least as plentiful.
-pub(super) fn spill_to_host(plan: &Plan, part: SpilledPart, memory: &HostMemory) -> Option<Plan> {
+pub(super) fn spill_to_host(
+    plan: &AttemptPlan,
+    part: SpilledPart,
+    memory: &HostMemory,
+) -> Option<AttemptPlan> {
     let mut next = plan.clone();
     let before = next.spilled.insert(part, memory.clone());
     before
@@ -41,11 +45,11 @@ pub(super) fn spill_to_host(plan: &Plan, part: SpilledPart, memory: &HostMemory)
 
 /// Splits the batch further, into micro-batches of at least `floor` samples; `None`: they cannot be
 /// smaller.
-pub(super) fn split_and_accumulate(plan: &Plan, floor: u64) -> Option<Plan> {
+pub(super) fn split_and_accumulate(plan: &AttemptPlan, floor: u64) -> Option<AttemptPlan> {
     let floor = floor.max(1);
     let most = plan.batch.div_ceil(floor);
     let micro_batches = plan.parts().saturating_mul(2).min(most);
-    let next = Plan {
+    let next = AttemptPlan {
         micro_batches,
         micro_batch: None,
         ..plan.clone()
@@ -55,9 +59,9 @@ pub(super) fn split_and_accumulate(plan: &Plan, floor: u64) -> Option<Plan> {
 }
 
 /// Halves the samples of a micro-batch, rounded down; `None`: it has one sample.
-pub(super) fn halve_micro_batch(plan: &Plan) -> Option<Plan> {
+pub(super) fn halve_micro_batch(plan: &AttemptPlan) -> Option<AttemptPlan> {
     let size = plan.samples_at_once() / 2;
-    (size > 0).then(|| Plan {
+    (size > 0).then(|| AttemptPlan {
         micro_batch: Some(size),
         ..plan.clone()
     })

@@ -18,8 +18,8 @@ use harness_scenario::steps::{
     Action, Step, alloc::Alloc, contents::Use, expect::Expect, streams::Synchronize,
 };
 use harness_scenario::{
-    Amount, BufferRef, EvaluateError, Evaluation, Expectation, Located, Metric, Plan, ReportKey,
-    Unit, Value,
+    Amount, AttemptPlan, BufferRef, EvaluateError, Evaluation, Expectation, Located, Metric,
+    ReportKey, Unit, Value,
 };
 
 /// Runs one step without inner steps.
@@ -315,7 +315,7 @@ fn allocate(
     let recovered = recovery.run(
         ctx,
         AttemptKind::Request(size),
-        Plan::of_batch(1),
+        AttemptPlan::of_batch(1),
         &mut between,
         |ctx, _| ctx.rig.allocate(request),
     )?;

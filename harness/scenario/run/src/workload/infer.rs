@@ -17,7 +17,7 @@ use crate::step_result::StepResult;
 use crate::workload::memory::{Failed, answer, answered, free_all, make};
 use harness_record::FailedRequest;
 use harness_scenario::steps::infer::{Cache, Infer};
-use harness_scenario::{Chain, Plan, ReportKey, Step};
+use harness_scenario::{AttemptPlan, Chain, ReportKey, Step};
 
 #[derive(Default)]
 struct Counts {
@@ -188,7 +188,7 @@ impl Serving<'_> {
         let recovered = self.recovery.run(
             ctx,
             AttemptKind::Request(size),
-            Plan::of_batch(1),
+            AttemptPlan::of_batch(1),
             &mut None,
             |ctx, _| ctx.rig.allocate(request),
         );

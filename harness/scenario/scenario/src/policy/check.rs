@@ -9,7 +9,7 @@ use super::wire::{
     WaitWire,
 };
 use super::{BatchRule, Chain, MAX_POLICIES, MAX_RETRIES, Policy, PolicyKind};
-use crate::plan::{Plan, PlanPart, Precision, SpilledPart};
+use crate::plan::{AttemptPlan, PlanPart, Precision, SpilledPart};
 use crate::{checker::Checker, metric::BufferName};
 use harness_language::error::{Problem, quoted};
 use harness_language::located::{Located, Position};
@@ -19,7 +19,7 @@ use harness_language::variant::Variant;
 pub(crate) struct Recoverable {
     step: &'static str,
     parts: &'static [PlanPart],
-    first: Plan,
+    first: AttemptPlan,
     /// Layers with activations, or 0.
     layers: u64,
     has_state: bool,
@@ -43,18 +43,18 @@ impl Recoverable {
     ];
 
     pub(crate) const fn alloc() -> Self {
-        Self::of(0, Plan::of_batch(1), 0, false)
+        Self::of(0, AttemptPlan::of_batch(1), 0, false)
     }
 
-    pub(crate) const fn train(first: Plan, layers: u64, has_state: bool) -> Self {
+    pub(crate) const fn train(first: AttemptPlan, layers: u64, has_state: bool) -> Self {
         Self::of(1, first, layers, has_state)
     }
 
     pub(crate) const fn infer() -> Self {
-        Self::of(2, Plan::of_batch(1), 0, false)
+        Self::of(2, AttemptPlan::of_batch(1), 0, false)
     }
 
-    const fn of(step: usize, first: Plan, layers: u64, has_state: bool) -> Self {
+    const fn of(step: usize, first: AttemptPlan, layers: u64, has_state: bool) -> Self {
         let (step, parts) = Self::STEPS[step];
         Self {
             step,

@@ -14,7 +14,7 @@ use crate::checker::Checker;
 use crate::ending::{Ending, EndingWire};
 use crate::metric::{ReportKey, StepName, StreamName};
 use crate::model::{self, Model, ModelProgram, Shape, Uniform};
-use crate::plan::{Plan, Precision};
+use crate::plan::{AttemptPlan, Precision};
 use crate::policy::{self, Chain, ChainWire, Recoverable, SCALE_LIMIT};
 use harness_language::error::Problem;
 use harness_language::located::{Located, Position, Tree};
@@ -34,7 +34,7 @@ pub struct Train {
     /// Tokens per sample, repeated in the same way; 1 if samples are not sequences.
     pub lengths: Vec<u64>,
     /// The plan of the first iteration. Later iterations keep it until a policy changes it.
-    pub plan: Plan,
+    pub plan: AttemptPlan,
     pub iterations: u64,
     pub optimizer: Optimizer,
     pub zero_grad: ZeroGrad,
@@ -293,7 +293,7 @@ impl StepFields<Train> for TrainWire {
             }
         };
         let first = Recoverable::train(
-            Plan {
+            AttemptPlan {
                 batch: smallest,
                 ..plan.clone()
             },
@@ -423,12 +423,17 @@ impl TrainWire {
         }
     }
 
-    fn plan(&self, batch: u64, smallest: u64, checker: &Checker<'_>) -> Result<Plan, Problem> {
+    fn plan(
+        &self,
+        batch: u64,
+        smallest: u64,
+        checker: &Checker<'_>,
+    ) -> Result<AttemptPlan, Problem> {
         let checkpoint_every = self
             .checkpoint_every
             .as_ref()
             .map(|text| checker.whole(text, "checkpoint_every", 1..=MAX_LAYERS));
-        Ok(Plan {
+        Ok(AttemptPlan {
             micro_batches: checker.whole_or(
                 self.accumulate.as_ref(),
                 "accumulate",
@@ -437,7 +442,7 @@ impl TrainWire {
             )?,
             checkpoint_every: checkpoint_every.transpose()?,
             precision: self.precision.unwrap_or_default(),
-            ..Plan::of_batch(batch)
+            ..AttemptPlan::of_batch(batch)
         })
     }
 }

@@ -8,7 +8,7 @@ use harness_allocator::allocator::{AllocatorSpec, caching::Config};
 use harness_allocator::device::sim::AddressOrder;
 use harness_allocator::units::Bytes;
 use harness_explain::fidelity::{self, Fidelity};
-use harness_trace::execute::Outcome;
+use harness_trace::execute::OperationOutcome;
 use harness_trace::program::{DriverCall, Note, Placement, RecordedProgram, ReplaySetup};
 use harness_trace::snapshot::{Action, Event, ExtraId, RecordedSettings, Snapshot, StackId};
 use harness_trace::trace::{self, TraceEvent};
@@ -104,7 +104,7 @@ fn recorded(program: &str, conf: &str) -> Snapshot {
             add(action, range.start.0, range.len, stream);
         }
         match operation {
-            TraceEvent::Allocate { id, size, stream } if step.outcome == Outcome::Done => {
+            TraceEvent::Allocate { id, size, stream } if step.outcome == OperationOutcome::Done => {
                 let address = step.address.expect("it was allocated").0;
                 addresses[id as usize] = Some((address, size, program.streams[stream.0 as usize]));
                 add(

@@ -89,7 +89,7 @@ impl From<PassStopped<Infallible>> for DeviceError {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Outcome {
+pub enum OperationOutcome {
     Done = 0,
     OutOfMemory = 1,
     /// Nothing was done, because the id or private pool is not live.
@@ -133,7 +133,7 @@ pub trait OperationObserver<T: Target> {
         &mut self,
         index: usize,
         kind: Kind,
-        outcome: Outcome,
+        outcome: OperationOutcome,
         target: &mut T,
     ) -> Result<(), Self::Error>;
 
@@ -147,8 +147,8 @@ pub trait OperationObserver<T: Target> {
 }
 
 /// A function that receives each finished operation.
-impl<T: Target, E, F: FnMut(usize, Kind, Outcome, &mut T) -> Result<(), E>> OperationObserver<T>
-    for F
+impl<T: Target, E, F: FnMut(usize, Kind, OperationOutcome, &mut T) -> Result<(), E>>
+    OperationObserver<T> for F
 {
     type Error = E;
 
@@ -157,7 +157,7 @@ impl<T: Target, E, F: FnMut(usize, Kind, Outcome, &mut T) -> Result<(), E>> Oper
         &mut self,
         index: usize,
         kind: Kind,
-        outcome: Outcome,
+        outcome: OperationOutcome,
         target: &mut T,
     ) -> Result<(), E> {
         self(index, kind, outcome, target)
@@ -171,7 +171,13 @@ impl<T: Target> OperationObserver<T> for Unobserved {
     type Error = Infallible;
 
     #[inline(always)]
-    fn after(&mut self, _: usize, _: Kind, _: Outcome, _: &mut T) -> Result<(), Infallible> {
+    fn after(
+        &mut self,
+        _: usize,
+        _: Kind,
+        _: OperationOutcome,
+        _: &mut T,
+    ) -> Result<(), Infallible> {
         Ok(())
     }
 }
@@ -317,7 +323,7 @@ impl<L> Executor<L> {
                     let outcome = match target.allocate(request) {
                         Ok(live) => {
                             self.live[slot as usize] = Some(live);
-                            Outcome::Done
+                            OperationOutcome::Done
                         }
                         Err(error) => {
                             counts.refused += 1;
@@ -331,9 +337,9 @@ impl<L> Executor<L> {
                         counts.frees += 1;
                         observer.before(Kind::Free);
                         target.free(live).map_err(device_failed)?;
-                        (Kind::Free, Outcome::Done)
+                        (Kind::Free, OperationOutcome::Done)
                     }
-                    None => (Kind::Other, Outcome::Ignored),
+                    None => (Kind::Other, OperationOutcome::Ignored),
                 },
                 Operation::Rare(ref operation) => {
                     let outcome = rare(
@@ -364,13 +370,13 @@ impl<L> Executor<L> {
 fn refused(
     error: Box<AllocatorError>,
     continues_unsupported: bool,
-) -> Result<Outcome, DeviceError> {
+) -> Result<OperationOutcome, DeviceError> {
     match *error {
         AllocatorError::OutOfMemory(_) | AllocatorError::TooLarge { .. } => {
-            Ok(Outcome::OutOfMemory)
+            Ok(OperationOutcome::OutOfMemory)
         }
         AllocatorError::Device(DeviceError::Unavailable { .. }) if continues_unsupported => {
-            Ok(Outcome::Unsupported)
+            Ok(OperationOutcome::Unsupported)
         }
         AllocatorError::Device(source) => Err(source),
     }
@@ -384,7 +390,7 @@ fn rare<T: Target, O: OperationObserver<T>>(
     external_memory: &mut Bytes,
     target: &mut T,
     observer: &mut O,
-) -> Result<Outcome, PassStopped<O::Error>> {
+) -> Result<OperationOutcome, PassStopped<O::Error>> {
     let device_failed = |source| PassStopped::Device {
         operation: index + 1,
         source,
@@ -395,12 +401,12 @@ fn rare<T: Target, O: OperationObserver<T>>(
                 observer.before(Kind::Other);
                 target
                     .record_stream(live, stream)
-                    .map(|()| Outcome::Done)
+                    .map(|()| OperationOutcome::Done)
                     .map_err(device_failed)
             }
-            None => Ok(Outcome::Ignored),
+            None => Ok(OperationOutcome::Ignored),
         },
-        Rare::Ignored => Ok(Outcome::Ignored),
+        Rare::Ignored => Ok(OperationOutcome::Ignored),
         Rare::Other(event) => {
             observer.before(Kind::Other);
             match target.with(|allocator, device| other(allocator, device, external_memory, event))
@@ -409,7 +415,7 @@ fn rare<T: Target, O: OperationObserver<T>>(
                 Err(PrivatePoolError::Device(source)) => Err(device_failed(source)),
                 Err(error) => observer
                     .pool_misused(index, error)
-                    .map(|()| Outcome::Ignored)
+                    .map(|()| OperationOutcome::Ignored)
                     .map_err(PassStopped::Observer),
             }
         }
@@ -422,7 +428,7 @@ fn other(
     device: &mut dyn TestDevice,
     external_memory: &mut Bytes,
     event: TraceEvent,
-) -> Result<Outcome, PrivatePoolError> {
+) -> Result<OperationOutcome, PrivatePoolError> {
     match event {
         TraceEvent::SynchronizeStream(stream) => device.synchronize_stream(stream)?,
         TraceEvent::Synchronize => device.synchronize()?,
@@ -439,7 +445,7 @@ fn other(
             .private_pools()
             .map_or(Ok(()), |pools| pools.release(device, pool))
         {
-            Err(PrivatePoolError::Unknown(_)) => return Ok(Outcome::Ignored),
+            Err(PrivatePoolError::Unknown(_)) => return Ok(OperationOutcome::Ignored),
             released => released?,
         },
         TraceEvent::ExternalMemory(change) => {
@@ -450,7 +456,7 @@ fn other(
         TraceEvent::Allocate { .. } | TraceEvent::Free { .. } | TraceEvent::RecordStream { .. } => {
         }
     }
-    Ok(Outcome::Done)
+    Ok(OperationOutcome::Done)
 }
 
 #[derive(Default)]

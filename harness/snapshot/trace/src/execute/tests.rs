@@ -11,7 +11,7 @@ use crate::trace;
 #[derive(Default)]
 struct Seen {
     begun: usize,
-    ended: Vec<(usize, Kind, Outcome)>,
+    ended: Vec<(usize, Kind, OperationOutcome)>,
     misused: Vec<usize>,
 }
 
@@ -26,7 +26,7 @@ impl<T: Target> OperationObserver<T> for Seen {
         &mut self,
         index: usize,
         kind: Kind,
-        outcome: Outcome,
+        outcome: OperationOutcome,
         _: &mut T,
     ) -> Result<(), String> {
         self.ended.push((index, kind, outcome));
@@ -86,8 +86,9 @@ fn a_pass_counts_operations_and_frees_live_blocks() {
         (0, 4),
         "two passes of two allocations"
     );
-    let outcomes: Vec<Outcome> = seen.ended.iter().map(|&(_, _, outcome)| outcome).collect();
-    use Outcome::{Done, Ignored, OutOfMemory};
+    let outcomes: Vec<OperationOutcome> =
+        seen.ended.iter().map(|&(_, _, outcome)| outcome).collect();
+    use OperationOutcome::{Done, Ignored, OutOfMemory};
     assert_eq!(
         outcomes,
         [
@@ -129,7 +130,7 @@ fn freed_ids_share_slots() {
             &mut self,
             _: usize,
             _: Kind,
-            _: Outcome,
+            _: OperationOutcome,
             target: &mut T,
         ) -> Result<(), Infallible> {
             self.0.push(target.stats().requested_bytes.all.current);
@@ -200,7 +201,7 @@ fn misused_private_pools_are_reported_to_the_observer() {
     assert_eq!(seen.misused, [0], "it is not open");
     assert_eq!(
         (seen.ended[0].2, seen.ended[4].2),
-        (Outcome::Ignored, Outcome::Ignored),
+        (OperationOutcome::Ignored, OperationOutcome::Ignored),
         "there is no pool 9"
     );
     assert_eq!(
@@ -240,7 +241,7 @@ fn observers_stop_runs_and_failures_name_their_operation() {
             &mut self,
             index: usize,
             _: Kind,
-            _: Outcome,
+            _: OperationOutcome,
             _: &mut T,
         ) -> Result<(), &'static str> {
             if index == 1 { Err("enough") } else { Ok(()) }

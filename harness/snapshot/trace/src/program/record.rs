@@ -3,7 +3,7 @@
 use std::ops::ControlFlow;
 
 use super::{PreparedReplay, ProgramError, ReplaySetup};
-use crate::execute::{ByHandle, Outcome};
+use crate::execute::{ByHandle, OperationOutcome};
 use crate::snapshot::{Frame, RecordedSettings, Recorder, Snapshot};
 
 impl PreparedReplay<'_> {
@@ -30,7 +30,7 @@ impl PreparedReplay<'_> {
             allocator: &mut allocator,
         };
         self.run(&mut target, Vec::new(), |operation, outcome, target| {
-            if operation == last || outcome == Outcome::OutOfMemory {
+            if operation == last || outcome == OperationOutcome::OutOfMemory {
                 snapshot = recorder.snapshot(target.allocator);
             }
             recorder.set_place(place(operation + 1));

@@ -15,7 +15,7 @@ use harness_allocator::units::{Bytes, Nanos};
 
 use super::watch::{Logged, ReplayStep, Watched};
 use super::{ProgramError, RecordedEnd, RecordedProgram};
-use crate::execute::{ByHandle, Executor, Kind, Outcome, PassStopped, Target};
+use crate::execute::{ByHandle, Executor, Kind, OperationOutcome, PassStopped, Target};
 use crate::snapshot::{Segment, StackId};
 use crate::trace::TraceEvent;
 
@@ -315,14 +315,14 @@ impl PreparedReplay<'_> {
         &self,
         target: &mut T,
         live: Vec<Allocation>,
-        mut each: impl FnMut(usize, Outcome, &mut T) -> ControlFlow<()>,
+        mut each: impl FnMut(usize, OperationOutcome, &mut T) -> ControlFlow<()>,
     ) -> Result<Replayed, ProgramError> {
         let (calls, start) = target.with_device(|device| (device.calls(), device.now()));
         let mut executor = target.with_device(|device| self.executor.for_device(device))?;
         executor.start_with(live);
         let (mut oom, mut survived_ooms, mut peak_unused) = (None, 0, Bytes::ZERO);
         let mut calls_before = calls.memory_calls();
-        let mut follow = |index: usize, kind: Kind, outcome: Outcome, target: &mut T| {
+        let mut follow = |index: usize, kind: Kind, outcome: OperationOutcome, target: &mut T| {
             if kind == Kind::Allocate {
                 let calls = target.with_device(|device| device.calls().memory_calls());
                 if calls != calls_before {
@@ -338,7 +338,7 @@ impl PreparedReplay<'_> {
             }
             let flow = each(index, outcome, target);
             let mut goes_on = flow.is_continue();
-            if outcome == Outcome::OutOfMemory
+            if outcome == OperationOutcome::OutOfMemory
                 && let TraceEvent::Allocate { id, .. } = self.program.operations[index]
             {
                 let allocation = self.program.allocations[id as usize];

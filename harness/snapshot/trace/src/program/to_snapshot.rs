@@ -12,7 +12,7 @@ use harness_allocator::{allocator::Allocator, units::Bytes};
 use super::watch::{DriverCall, ReplayStep};
 use super::{Placement, ProgramError, RecordedProgram, ReplaySetup};
 use crate::snapshot::{Action, Block, Event, ExtraId, Segment, Snapshot, StackId, is_pending};
-use crate::{execute::Outcome, trace::TraceEvent};
+use crate::{execute::OperationOutcome, trace::TraceEvent};
 
 impl RecordedProgram {
     /// Replays the program with its own settings and returns a snapshot. `recorded` is the original
@@ -33,7 +33,7 @@ impl RecordedProgram {
         self.prepare()?.watch(&setup, |step| {
             told.step(step);
             let is_last = step.operation + 1 == self.operations.len();
-            if is_last || step.outcome == Outcome::OutOfMemory {
+            if is_last || step.outcome == OperationOutcome::OutOfMemory {
                 last = Some(step.allocator.snapshot());
             }
             ControlFlow::Continue(())
@@ -120,7 +120,9 @@ impl<'a> EventWriter<'a> {
     /// block.
     fn step(&mut self, step: &ReplayStep<'_>) {
         let freed = match self.program.operations[step.operation] {
-            TraceEvent::Free { id } if step.outcome == Outcome::Done => self.live.remove(&id),
+            TraceEvent::Free { id } if step.outcome == OperationOutcome::Done => {
+                self.live.remove(&id)
+            }
             _ => None,
         };
         if let Some(block) = freed {
@@ -146,7 +148,7 @@ impl<'a> EventWriter<'a> {
             self.program.allocations[id as usize].stack,
         );
         match (step.outcome, step.address) {
-            (Outcome::Done, Some(DevicePtr(address))) if address != 0 => {
+            (OperationOutcome::Done, Some(DevicePtr(address))) if address != 0 => {
                 let block = Range {
                     address,
                     size,
@@ -157,7 +159,7 @@ impl<'a> EventWriter<'a> {
                 self.before.remove(&address);
                 self.blocks_by.insert(address, stack);
             }
-            (Outcome::OutOfMemory, _) => {
+            (OperationOutcome::OutOfMemory, _) => {
                 let free = self
                     .memory
                     .saturating_sub(Bytes(step.allocator.stats().reserved_bytes.all.current));

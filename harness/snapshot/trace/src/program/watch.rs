@@ -9,12 +9,12 @@ use harness_allocator::device::{
 };
 use harness_allocator::{stats::SegmentInfo, units::Bytes};
 
-use crate::execute::{Outcome, Target};
+use crate::execute::{OperationOutcome, Target};
 use crate::snapshot::{Action, Event};
 
 pub struct ReplayStep<'a> {
     pub operation: usize,
-    pub outcome: Outcome,
+    pub outcome: OperationOutcome,
     pub address: Option<DevicePtr>,
     /// Driver calls of the operation, in order.
     pub driver: &'a [DriverCall],

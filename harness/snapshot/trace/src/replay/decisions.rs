@@ -20,7 +20,9 @@ use harness_allocator::units::Bytes;
 use serde::Deserialize;
 
 use super::ReplayError;
-use crate::execute::{Executor, Kind, OperationObserver, Outcome, PassStopped, Streams, Target};
+use crate::execute::{
+    Executor, Kind, OperationObserver, OperationOutcome, PassStopped, Streams, Target,
+};
 use crate::trace::TraceEvent;
 
 #[derive(Deserialize)]
@@ -208,16 +210,18 @@ impl<F: FnMut(usize, &str) -> ControlFlow<()>> OperationObserver<Recorded<'_>> f
         &mut self,
         index: usize,
         kind: Kind,
-        outcome: Outcome,
+        outcome: OperationOutcome,
         target: &mut Recorded<'_>,
     ) -> Result<(), ()> {
         let line = &mut target.device.line;
         match (kind, outcome) {
-            (_, Outcome::OutOfMemory | Outcome::Unsupported) => line.push_str("oom"),
-            (_, Outcome::Ignored) => line.push_str("ignored"),
-            (Kind::Free, Outcome::Done) => line.push_str("freed"),
+            (_, OperationOutcome::OutOfMemory | OperationOutcome::Unsupported) => {
+                line.push_str("oom")
+            }
+            (_, OperationOutcome::Ignored) => line.push_str("ignored"),
+            (Kind::Free, OperationOutcome::Done) => line.push_str("freed"),
             // The target has written the place of an allocation.
-            (Kind::Allocate | Kind::Other, Outcome::Done) => {}
+            (Kind::Allocate | Kind::Other, OperationOutcome::Done) => {}
         }
         let flow = (self.each)(index, line);
         line.clear();

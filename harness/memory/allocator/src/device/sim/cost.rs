@@ -9,31 +9,31 @@ use crate::device::CostFigure;
 use crate::units::{Bytes, Nanos};
 
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Figure<T> {
+pub struct Sourced<T> {
     pub value: T,
     /// A publication, a measurement with device and date, or `assumed: …` with the reason for
     /// this order of magnitude.
     pub source: Cow<'static, str>,
 }
 
-const fn figure<T>(value: T, source: &'static str) -> Figure<T> {
-    Figure {
+const fn figure<T>(value: T, source: &'static str) -> Sourced<T> {
+    Sourced {
         value,
         source: Cow::Borrowed(source),
     }
 }
 
 /// The time of a copy of one GiB to or from pinned memory over 16 lanes of PCI Express 3.0.
-pub const PCIE_3: Figure<Nanos> = figure(
+pub const PCIE_3: Sourced<Nanos> = figure(
     Nanos(89_478_500),
     "https://github.com/ZaidQureshi/bam/issues/54: 12 GB/s into a V100, of 16 GB/s that PCIe 3.0 \
      x16 has",
 );
-pub const PCIE_4: Figure<Nanos> = figure(
+pub const PCIE_4: Sourced<Nanos> = figure(
     Nanos(42_727_500),
     "https://github.com/NVIDIA/nvbandwidth/issues/42: 25.13 GB/s into an A100 SXM (PCIe 4.0 x16)",
 );
-pub const PCIE_5: Figure<Nanos> = figure(
+pub const PCIE_5: Sourced<Nanos> = figure(
     Nanos(20_347_600),
     "https://github.com/NVIDIA/nvbandwidth/issues/24: 52.77 GB/s out of an H100 (PCIe 5.0 x16)",
 );
@@ -49,8 +49,8 @@ macro_rules! cost_model {
             /// The name and version in fingerprints.
             pub name: Cow<'static, str>,
             /// The used device memory before the first allocation.
-            pub context_overhead: Figure<Bytes>,
-            $($(#[$doc])* pub $time: Figure<Nanos>,)*
+            pub context_overhead: Sourced<Bytes>,
+            $($(#[$doc])* pub $time: Sourced<Nanos>,)*
         }
 
         impl CostModel {

@@ -26,7 +26,7 @@ mod tests;
 use std::collections::BTreeMap;
 
 pub use addresses::AddressOrder;
-pub use cost::{CostModel, Figure, PCIE_3, PCIE_4, PCIE_5};
+pub use cost::{CostModel, PCIE_3, PCIE_4, PCIE_5, Sourced};
 pub use driver::EventTime;
 
 use self::addresses::{ALLOCATIONS, Addresses, POOLS};

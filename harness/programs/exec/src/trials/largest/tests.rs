@@ -55,7 +55,7 @@ fn run_of(case: &LargestCase, sizes: &[u64]) -> First {
     observed.peak_reserved = Bytes::mib(needed);
     if lacks > 0 {
         let last = observed.attempts.last_mut().unwrap();
-        last.outcome = Outcome::Refused;
+        last.outcome = AttemptOutcome::Refused;
         last.size = Bytes::mib(lacks);
         last.held = case.trial.memory;
         observed.ooms = Some(1);

@@ -61,7 +61,7 @@ fn the_error_of_a_fit_is_relative_to_the_measurement() {
             worst: Share::of(0.25)
         }
     );
-    let figure: Measured<Nanoseconds> = constant(&[90.0, 100.0, 130.0]);
+    let figure: MeasuredFigure<Nanoseconds> = constant(&[90.0, 100.0, 130.0]);
     assert_eq!(
         (figure.value, figure.samples, figure.spread),
         (100, 3, Spread::of(10.0))

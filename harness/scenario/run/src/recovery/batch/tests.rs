@@ -15,7 +15,7 @@ proptest! {
     fn batches_fall_strictly_down_to_the_floor_and_never_below(
         rule in a_rule(), batch in 1_u64..1_000_000, floor in 1_u64..1_000_000
     ) {
-        let (mut plan, mut known) = (Plan::of_batch(batch), Known::default());
+        let (mut plan, mut known) = (AttemptPlan::of_batch(batch), Known::default());
         for _ in 0..200 {
             known.failed(plan.batch);
             let Some(next) = next(rule, &plan, floor, &known) else {
@@ -32,7 +32,7 @@ proptest! {
     fn bisecting_finds_the_largest_batch_that_fits(
         batch in 1_u64..100_000, fits in 1_u64..100_000
     ) {
-        let (mut plan, mut known) = (Plan::of_batch(batch), Known::default());
+        let (mut plan, mut known) = (AttemptPlan::of_batch(batch), Known::default());
         let mut failures = 0;
         for _iteration in 0..64 {
             while plan.batch > fits {
@@ -50,7 +50,13 @@ proptest! {
 #[test]
 fn the_rules_match_the_published_ones() {
     let after = |rule, batch, floor| {
-        next(rule, &Plan::of_batch(batch), floor, &Known::default()).map(|plan| plan.batch)
+        next(
+            rule,
+            &AttemptPlan::of_batch(batch),
+            floor,
+            &Known::default(),
+        )
+        .map(|plan| plan.batch)
     };
     assert_eq!(
         after(BatchRule::Halve, 100, 16),
@@ -77,13 +83,13 @@ fn the_rules_match_the_published_ones() {
 fn a_batch_that_fails_after_it_succeeded_is_forgotten() {
     let mut known = Known::default();
     assert_eq!(
-        known.worked(&Plan::of_batch(64)),
-        Plan::of_batch(64),
+        known.worked(&AttemptPlan::of_batch(64)),
+        AttemptPlan::of_batch(64),
         "nothing has failed yet"
     );
     known.failed(64);
     assert_eq!(
-        next(BatchRule::Bisect, &Plan::of_batch(64), 1, &known),
-        Some(Plan::of_batch(32))
+        next(BatchRule::Bisect, &AttemptPlan::of_batch(64), 1, &known),
+        Some(AttemptPlan::of_batch(32))
     );
 }

@@ -5,7 +5,7 @@ use super::*;
 proptest! {
     #[test]
     fn checkpoints_become_fewer_until_the_limit_is_reached(most in 2_u64..10_000) {
-        let mut plan = Plan::of_batch(8);
+        let mut plan = AttemptPlan::of_batch(8);
         for _ in 0..16 {
             let Some(next) = checkpoint_more(&plan, most) else {
                 prop_assert_eq!(plan.checkpoint_every, Some(most));
@@ -21,7 +21,7 @@ proptest! {
     fn parts_become_strictly_smaller_and_the_batch_stays(
         batch in 1_u64..1_000_000, floor in 1_u64..1_000
     ) {
-        let mut plan = Plan::of_batch(batch);
+        let mut plan = AttemptPlan::of_batch(batch);
         for _ in 0..25 {
             let Some(next) = split_and_accumulate(&plan, floor) else {
                 prop_assert!(
@@ -51,15 +51,15 @@ fn micro_batches_are_halved_as_in_composer() {
         (7, &[7, 3, 1]),
         (64, &[64, 32, 16, 8, 4, 2, 1]),
     ] {
-        let plans = std::iter::successors(Some(Plan::of_batch(batch)), halve_micro_batch);
+        let plans = std::iter::successors(Some(AttemptPlan::of_batch(batch)), halve_micro_batch);
         assert_eq!(
             plans.map(|plan| plan.samples_at_once()).collect::<Vec<_>>(),
             sizes
         );
     }
-    let plan = Plan {
+    let plan = AttemptPlan {
         micro_batch: Some(4),
-        ..Plan::of_batch(9)
+        ..AttemptPlan::of_batch(9)
     };
     assert_eq!(
         (0..plan.parts())
@@ -75,9 +75,9 @@ fn each_part_moves_only_to_more_plentiful_memory() {
     let kinds = [HostMemory::Pinned, HostMemory::Pageable, file];
     for part in [SpilledPart::Activations, SpilledPart::OptimizerState] {
         for (from, first) in kinds.iter().enumerate() {
-            let spilled =
-                spill_to_host(&Plan::of_batch(8), part, first).expect("it was on the device");
-            assert!(spilled.asks_for_less_than(&Plan::of_batch(8)));
+            let spilled = spill_to_host(&AttemptPlan::of_batch(8), part, first)
+                .expect("it was on the device");
+            assert!(spilled.asks_for_less_than(&AttemptPlan::of_batch(8)));
             for (to, second) in kinds.iter().enumerate() {
                 let again = spill_to_host(&spilled, part, second);
                 assert_eq!(again.is_some(), to > from);

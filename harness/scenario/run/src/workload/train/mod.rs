@@ -4,7 +4,7 @@
 //! the way, which detects memory that was handed out twice.
 //!
 //! There is one implementation of an iteration ([`Training::iterate`]). It follows every part of
-//! its [`Plan`].
+//! its [`AttemptPlan`].
 //!
 //! * `training`: long-lived memory and iterations; `pass`: the passes of one micro-batch; `spill`:
 //!   memory on the host;
@@ -26,7 +26,7 @@ use crate::between::{Between, pause};
 use crate::recovery::{AttemptKind, Recovery};
 use crate::{context::RunContext, leaks::Watch, rig::Stop, step_result::StepResult};
 use harness_scenario::steps::train::{Train, TrainedModel};
-use harness_scenario::{Chain, Plan, ReportKey, Step};
+use harness_scenario::{AttemptPlan, Chain, ReportKey, Step};
 
 pub(crate) fn run(
     ctx: &mut RunContext,
@@ -90,7 +90,7 @@ fn iterate(
         let asked = plan.batch;
         let length = train.lengths[iteration as usize % train.lengths.len()];
         let attempt =
-            |ctx: &mut RunContext, plan: &Plan| training.iterate(ctx, plan, length, counts);
+            |ctx: &mut RunContext, plan: &AttemptPlan| training.iterate(ctx, plan, length, counts);
         let recovered = recovery.run(ctx, AttemptKind::Iteration, plan, &mut between, attempt)?;
         counts.retries += recovered.retries;
         match recovered.answer {

@@ -13,7 +13,7 @@ use crate::rig::{Buffer, Finding, HostBuffer, Stop};
 use crate::workload::memory::{Failed, answer, free_all, make};
 use harness_record::{FailedRequest, HostUse, Invariant};
 use harness_scenario::steps::train::{Optimizer, Train, TrainedModel, ZeroGrad};
-use harness_scenario::{Plan, Precision, SpilledPart, model::ModelProgram};
+use harness_scenario::{AttemptPlan, Precision, SpilledPart, model::ModelProgram};
 
 pub(super) type Answer<T> = Result<Result<T, AllocatorError>, Stop>;
 
@@ -71,7 +71,7 @@ pub(super) struct Counts {
     pub(super) samples: u64,
     pub(super) time: Nanos,
     pub(super) final_batch: u64,
-    pub(super) plan: Option<Plan>,
+    pub(super) plan: Option<AttemptPlan>,
     pub(super) retries: u64,
     pub(super) ooms: u64,
     pub(super) retained: u64,
@@ -177,7 +177,7 @@ impl<'a> Training<'a> {
     pub(super) fn iterate(
         &mut self,
         ctx: &mut RunContext,
-        plan: &Plan,
+        plan: &AttemptPlan,
         length: u64,
         counts: &mut Counts,
     ) -> Answer<()> {
@@ -282,7 +282,7 @@ impl<'a> Training<'a> {
     }
 
     /// Prepares one micro-batch.
-    pub(super) fn new_pass(&mut self, plan: &Plan, part: u64, length: u64) -> Pass {
+    pub(super) fn new_pass(&mut self, plan: &AttemptPlan, part: u64, length: u64) -> Pass {
         let program = self
             .programs
             .of(plan.samples_of(part), length, plan.precision);
@@ -296,7 +296,7 @@ impl<'a> Training<'a> {
     pub(super) fn pass(
         &mut self,
         ctx: &mut RunContext,
-        plan: &Plan,
+        plan: &AttemptPlan,
         part: u64,
         length: u64,
     ) -> Result<(), Failed> {
@@ -350,7 +350,7 @@ impl<'a> Training<'a> {
 
     /// Moves the optimizer's state to the host if the plan says so. Moved state stays there even if
     /// the attempt fails.
-    fn spill_state(&mut self, ctx: &mut RunContext, plan: &Plan) -> Result<(), Failed> {
+    fn spill_state(&mut self, ctx: &mut RunContext, plan: &AttemptPlan) -> Result<(), Failed> {
         let Some(memory) = plan.spilled.get(&SpilledPart::OptimizerState) else {
             return Ok(());
         };

@@ -24,7 +24,7 @@ use self::{matcher::Matcher, outcome::Outcomes};
 use crate::between::{Between, pause};
 use crate::{context::RunContext, rig::Stop, step_result::StepResult};
 use harness_scenario::steps::{ranks::Ranks, train::Train};
-use harness_scenario::{Plan, Step};
+use harness_scenario::{AttemptPlan, Step};
 
 struct Group<'a> {
     train: &'a Train,
@@ -33,7 +33,7 @@ struct Group<'a> {
     matcher: Matcher,
     /// The reduced batch of each rank.
     most: Vec<u64>,
-    plans: Vec<Plan>,
+    plans: Vec<AttemptPlan>,
     outcomes: Outcomes,
 }
 
@@ -158,7 +158,11 @@ impl<'a> Group<'a> {
     }
 
     /// Each rank retries independently. Returns the next plan of each rank that succeeded.
-    fn alone(&mut self, ctx: &mut RunContext, length: u64) -> Result<Vec<Option<Plan>>, Stop> {
+    fn alone(
+        &mut self,
+        ctx: &mut RunContext,
+        length: u64,
+    ) -> Result<Vec<Option<AttemptPlan>>, Stop> {
         let mut all = vec![None; self.ranks.len()];
         for number in self.active() {
             while let Some((_, result)) = self.attempt(ctx, &[number], length)?.pop() {
@@ -174,7 +178,11 @@ impl<'a> Group<'a> {
     }
 
     /// The ranks retry together until no rank runs out of memory before the agreement.
-    fn together(&mut self, ctx: &mut RunContext, length: u64) -> Result<Vec<Option<Plan>>, Stop> {
+    fn together(
+        &mut self,
+        ctx: &mut RunContext,
+        length: u64,
+    ) -> Result<Vec<Option<AttemptPlan>>, Stop> {
         loop {
             let results = self.attempt(ctx, &self.active(), length)?;
             if !results
@@ -271,7 +279,7 @@ impl<'a> Group<'a> {
         ranks.into_iter().zip(tries).map(second).collect()
     }
 
-    fn succeeded(&mut self, ctx: &mut RunContext, number: usize) -> Result<Plan, Stop> {
+    fn succeeded(&mut self, ctx: &mut RunContext, number: usize) -> Result<AttemptPlan, Stop> {
         self.ranks[number].within(ctx, Rank::succeeded)
     }
 
@@ -294,7 +302,7 @@ fn meet(ranks: &mut [&mut Rank<'_>], outcomes: &mut Outcomes) {
     }
 }
 
-fn smallest(plans: Vec<Plan>) -> Option<Plan> {
+fn smallest(plans: Vec<AttemptPlan>) -> Option<AttemptPlan> {
     plans.into_iter().reduce(|least, plan| {
         if plan.asks_for_less_than(&least) {
             plan

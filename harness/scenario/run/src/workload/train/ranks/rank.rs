@@ -16,7 +16,7 @@ use crate::workload::train::pass::Pass;
 use crate::workload::train::training::{self, Counts, Training};
 use harness_scenario::steps::ranks::{Ranks, Reduce};
 use harness_scenario::steps::train::Train;
-use harness_scenario::{Plan, ReportKey};
+use harness_scenario::{AttemptPlan, ReportKey};
 
 /// The size of the agreement flag: one 64-bit number.
 const FLAG: Bytes = Bytes(8);
@@ -175,7 +175,7 @@ impl<'a> Rank<'a> {
         Ok(())
     }
 
-    pub(super) fn begin_iteration(&mut self, number: u64, plan: Plan) {
+    pub(super) fn begin_iteration(&mut self, number: u64, plan: AttemptPlan) {
         (self.iteration, self.attempt) = (number, 0);
         self.attempts = Attempts::new(AttemptKind::Iteration, plan);
     }
@@ -269,7 +269,7 @@ impl<'a> Rank<'a> {
         })
     }
 
-    pub(super) fn succeeded(&mut self, ctx: &mut RunContext) -> Result<Plan, Stop> {
+    pub(super) fn succeeded(&mut self, ctx: &mut RunContext) -> Result<AttemptPlan, Stop> {
         self.attempts.took(ctx, self.in_attempt);
         self.totals.effective_batch = self.attempts.plan.batch;
         self.totals.counts.iterations += 1;

@@ -13,10 +13,14 @@ _KEY = "Fake"
 # All operations with kernels of the GPU are computed, but for these. Random numbers, and results that the definition leaves open, are not known afterwards.
 _UNKNOWN = """
 empty empty_strided native_dropout fractional_max_pool2d fractional_max_pool3d linalg_eig linalg_qr geqrf linalg_ldl_factor_ex embedding_bag_forward_only
-_assert_async _pin_memory _embedding_bag_dense_backward _embedding_bag_per_sample_weights_backward
+_assert_async _pin_memory mode _embedding_bag_dense_backward _embedding_bag_per_sample_weights_backward
 """.split()
 # Results that the definition leaves open, for example the signs of eigenvectors, by their indices.
-_OPEN_RESULTS = {"_linalg_svd": (0, 2), "_linalg_eigh": (1,), "mode": (1,), "_embedding_bag": (1, 2, 3), "linalg_lstsq": (1, 2, 3)}
+_OPEN_RESULTS = {"_linalg_svd": (0, 2), "_linalg_eigh": (1,), "_embedding_bag": (1, 2, 3), "linalg_lstsq": (1, 2, 3)}
+# Among equal elements, the GPU may choose other indices; of several writes to an element, another last one. See small/choice.rs.
+_TIED = "sort", "topk", "kthvalue", "median", "nanmedian"
+_WRITING = "scatter", "index_copy", "index_put", "_index_put_impl", "_unsafe_index_put", "put"
+_TIES, _WRITES = 1, 2
 # They write no values.
 _LEFT = """
 _efficientzerotensor resize_ set_ record_stream _local_scalar_dense _fused_sdp_choice is_set_to _has_same_storage_numel
@@ -66,7 +70,7 @@ class _Description(ctypes.Structure):
         ("names", ctypes.c_char_p * 2),
         *((name, ctypes.c_size_t) for name in ("arguments", "returns")),
         *((name, ctypes.c_uint64) for name in ("changed", "overwritten", "open")),
-        ("kind", ctypes.c_size_t),
+        *((name, ctypes.c_size_t) for name in ("kind", "choice")),
         ("types", ctypes.c_char_p),
     ]
 
@@ -96,6 +100,9 @@ def _description(schema):
         for index, (is_changed, argument) in enumerate(zip(changed, schema.arguments))
     ]
     open_results = _OPEN_RESULTS.get(name, ())
+    choice = _TIES if name in _TIED and len(schema.returns) == 2 else 0
+    if name.rstrip("_") in _WRITING and all(argument.name != "reduce" for argument in schema.arguments):
+        choice = _WRITES
     if name in _UNKNOWN or (open_results and any(overwritten)) or any(argument.name == "generator" for argument in schema.arguments):
         kind = _UNKNOWN_KIND
     elif name in _READING and not any(changed):
@@ -108,7 +115,7 @@ def _description(schema):
     of_flags = lambda flags: bits(index for index, flag in enumerate(flags) if flag)
     names = (ctypes.c_char_p * 2)(schema.name.encode(), schema.overload_name.encode())
     sizes = len(schema.arguments), len(schema.returns)
-    return _Description(names, *sizes, of_flags(changed), of_flags(overwritten), bits(open_results), kind, _types(schema))
+    return _Description(names, *sizes, of_flags(changed), of_flags(overwritten), bits(open_results), kind, choice, _types(schema))
 
 
 def _types(schema):

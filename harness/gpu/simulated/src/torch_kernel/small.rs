@@ -24,9 +24,11 @@ use crate::copied::{self, Kept, may_know_any};
 use crate::world::{State, is_device_memory, machine};
 use crate::{contents, reads};
 
+mod choice;
 mod direct;
 mod unboxed;
 
+use choice::{Choice, Rows};
 use direct::{Direct, Number};
 use unboxed::Functions;
 
@@ -54,8 +56,9 @@ struct Description {
     overwritten: u64,
     /// The results that the definition leaves open, as bits.
     open: u64,
-    /// An index of [`Kind::ALL`].
+    /// Indices of [`Kind::ALL`] and [`Choice::ALL`].
     kind: usize,
+    choice: usize,
     /// A letter for the type of each argument and of the results, see [`unboxed::Types`]. Null if
     /// one has no letter.
     types: *const c_char,
@@ -87,6 +90,7 @@ struct Operation {
     overwritten: u64,
     open: u64,
     kind: Kind,
+    choice: Choice,
     direct: Option<Direct>,
     refused: [AtomicU64; MOST_REFUSED],
 }
@@ -459,6 +463,8 @@ struct Run<'a> {
     values: Option<Values>,
     /// Arguments on the stack of the CPU that are overwritten: their place, and the input.
     overwritten: Vec<(usize, usize)>,
+    /// The rows of the first argument among whose elements the GPU may choose.
+    ties: Option<Rows>,
     signature: Signature,
 }
 
@@ -756,6 +762,7 @@ impl Operation {
             inputs: INPUTS.take(),
             values: None,
             overwritten: Vec::new(),
+            ties: self.ties(known, arguments),
             signature: Signature(self.handle.0[0] as u64),
         };
         let mut values = Values {
@@ -771,6 +778,7 @@ impl Operation {
             .refused
             .iter()
             .any(|refused| refused.load(Ordering::Relaxed) == run.signature.0);
+        is_computed = is_computed && !self.chooses(known, &state, arguments);
         drop(state);
         if is_computed && !is_captured() {
             run.values = Some(values);
@@ -1003,7 +1011,8 @@ impl Run<'_> {
             }
         }
         if is_computed {
-            return self.store(&mut state, &new);
+            self.store(&mut state, &new);
+            return self.forget_ties(&mut state, &new);
         }
         let changed = self
             .inputs
@@ -1068,6 +1077,30 @@ impl Run<'_> {
                 Some(from) => from.with_bytes_of_cpu(|bytes| layout.write(state, bytes)),
                 None => layout.forget(state),
             }
+        }
+    }
+
+    /// Forgets results for which the GPU may choose other equal elements of the first argument.
+    fn forget_ties(&mut self, state: &mut State, new: &[Option<Layout>]) {
+        let Some(rows) = self.ties else { return };
+        let changed = self.inputs.iter().filter(|input| input.is_changed);
+        let changed = changed.filter_map(|input| input.layout);
+        let results: Vec<Layout> = new.iter().copied().flatten().chain(changed).collect();
+        let [values, indices] = results[..] else {
+            return results.iter().for_each(|layout| layout.forget(state));
+        };
+        let mut found = [0; 16 * MOST_ELEMENTS as usize];
+        let is_known = values.read(state, &mut found);
+        let argument = self.inputs.first_mut().and_then(|input| {
+            let layout = input.layout.filter(Layout::is_small)?;
+            Some((layout.elements() * layout.element, input.spare.as_mut()?))
+        });
+        match argument.filter(|_| is_known) {
+            Some((size, spare)) => {
+                let elements = &spare.bytes()[..size as usize];
+                rows.forget_ties(state, [&values, &indices], elements, &found);
+            }
+            None => indices.forget(state),
         }
     }
 
@@ -1147,6 +1180,7 @@ unsafe extern "C" fn harness_small_compute(
         overwritten,
         open,
         kind,
+        choice,
         types,
     } = description;
     // SAFETY: as the caller promises.
@@ -1177,6 +1211,7 @@ unsafe extern "C" fn harness_small_compute(
         overwritten,
         open,
         kind: Kind::ALL[kind],
+        choice: Choice::ALL[choice],
         direct,
         refused: Default::default(),
     };

@@ -346,6 +346,11 @@ fn main() -> ExitCode {
         peaks_that_depend_on_timing,
     ));
     trials.push(of_python(
+        "idle_streams.py: only a stream that may still work makes peaks depend on timing",
+        &python,
+        idle_streams,
+    ));
+    trials.push(of_python(
         "categories.py: categories from stacks and lifetimes equal those of the program's tensors",
         &python,
         categories,
@@ -1244,6 +1249,41 @@ fn peaks_that_depend_on_timing(python: &Path) -> Result<(), Failed> {
         );
         if !shown.contains(&range) || String::from_utf8_lossy(&output.stdout).lines().count() > 1 {
             return Err(shown.into());
+        }
+    }
+    Ok(())
+}
+
+/// Queries that CUDA refuses do not count, and those of other threads have their lines.
+fn idle_streams(python: &Path) -> Result<(), Failed> {
+    for (streams, events, note) in [
+        ("idle", "instant", None),
+        ("idle", "synchronize", None),
+        (
+            "busy",
+            "instant",
+            Some("freed memory waited 9 times for another stream, so"),
+        ),
+        (
+            "thread",
+            "instant",
+            Some("asked whether the GPU had finished at idle_streams.py:80, so"),
+        ),
+    ] {
+        let mut command = harness();
+        command.args(["exec", "--memory", "4GiB", "--events", events, "--"]);
+        command
+            .arg(python)
+            .arg(folder().join("idle_streams.py"))
+            .arg(streams);
+        let output = command.output()?;
+        let shown = String::from_utf8_lossy(&output.stderr).into_owned();
+        let is_noted = match note {
+            None => !shown.contains("timing"),
+            Some(note) => shown.contains(note),
+        };
+        if !output.status.success() || !is_noted {
+            return Err(format!("{streams} with {events}: {shown}").into());
         }
     }
     Ok(())

@@ -6,15 +6,14 @@ use std::ffi::{c_char, c_int, c_void};
 use harness_gpu_settings::export;
 use harness_gpu_settings::ffi::{Out, write};
 
-use crate::libraries::CUBLAS_ALLOC_FAILED;
+use crate::libraries::{CUBLAS_ALLOC_FAILED, set_stream, stream_of};
 use crate::objects::new_object;
 use crate::versions::{Library, number};
 
 /// The settings of a cuBLAS handle, at the start of an object of `unmodelled.tsv`. A zeroed object
-/// uses the default stream and modes.
+/// uses the default modes.
 #[repr(C)]
 struct Handle {
-    stream: usize,
     math_mode: c_int,
     pointer_mode: c_int,
 }
@@ -25,10 +24,9 @@ fn answer(written: bool) -> c_int {
 }
 
 export! {
-    cublasSetStream_v2(handle: Option<&mut Handle>, stream: usize) =
-        answer(handle.map(|handle| handle.stream = stream).is_some());
-    cublasGetStream_v2(handle: Option<&Handle>, stream: Out<'_, usize>) =
-        answer(handle.is_some_and(|handle| write(stream, handle.stream)));
+    cublasSetStream_v2(handle: usize, stream: usize) = answer(set_stream(handle, stream));
+    cublasGetStream_v2(handle: usize, stream: Out<'_, usize>) =
+        answer(handle != 0 && write(stream, stream_of(handle)));
     cublasSetMathMode(handle: Option<&mut Handle>, mode: c_int) =
         answer(handle.map(|handle| handle.math_mode = mode).is_some());
     cublasGetMathMode(handle: Option<&Handle>, mode: Out<'_, c_int>) =

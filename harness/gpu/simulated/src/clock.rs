@@ -1,24 +1,29 @@
 //! [`Streams`]: streams, events, and when work counts as done.
 //!
-//! Work takes no time. An event completes by a clock of submitted work, the model in [`Events`],
-//! and the waits of the host. `captures` has the captures of streams.
+//! Work takes no time. The host knows that work has ended if it has waited for it, or for other
+//! work that came after it. The model in [`Events`] decides whether other work has ended. `work`
+//! counts the work of each stream, and `captures` has the captures of streams.
 
 pub(crate) mod captures;
+pub(crate) mod work;
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use harness_allocator::units::Nanos;
 use harness_gpu_settings::settings::Events;
 
 use self::captures::{Capture, Place};
+use self::work::{Submitted, Work};
 use crate::code::Code;
 
 /// This many queries without new work advance the clock. Otherwise a program that polls would wait
 /// forever.
 const IDLE_QUERIES: u32 = 1_000;
-/// The first handle of streams and events, and the difference of two handles. Real handles are
+/// The first handle of streams, that of events, and the difference of two handles. Real handles are
 /// aligned addresses too.
 const HANDLES: usize = 0x5_0000_0000;
+const EVENTS: usize = 0x6_0000_0000;
 const STEP: usize = 16;
 /// `cudaStreamLegacy` and `cudaStreamPerThread`.
 const LEGACY: usize = 1;
@@ -33,6 +38,8 @@ pub(crate) struct Streams {
     streams: BTreeMap<usize, Stream>,
     events: BTreeMap<usize, Event>,
     next_handle: usize,
+    next_event: usize,
+    submitted: Arc<Submitted>,
     /// Active captures by number.
     captures: BTreeMap<u64, Capture>,
     /// The number of captures so far.
@@ -45,21 +52,29 @@ pub(crate) struct Stream {
     pub(crate) device: usize,
     pub(crate) priority: i32,
     pub(crate) flags: u32,
-    /// The host has waited for all work before this time.
+    /// The pieces of its work for which the host has waited.
     waited: u64,
+    /// The work of other streams that must end before its next piece of work.
+    after: Work,
     /// Its place in an active capture.
     capture: Option<Place>,
 }
 
-/// An event with its last record: the stream and the time.
+/// An event with its last record.
 #[derive(Debug, Default)]
 struct Event {
-    record: Option<(usize, u64)>,
+    record: Option<Record>,
     /// The place of the record, if a capturing stream recorded it last.
     capture: Option<Place>,
+}
+
+#[derive(Debug)]
+struct Record {
+    at: u64,
     /// The sum of the injected latencies before the record.
     late_by: Nanos,
-    waited: bool,
+    /// The work that must end first.
+    work: Work,
 }
 
 /// Queries since the clock advanced.
@@ -79,6 +94,7 @@ impl Streams {
                     priority: 0,
                     flags: 0,
                     waited: 0,
+                    after: Work::new(),
                     capture: None,
                 },
             )
@@ -96,6 +112,8 @@ impl Streams {
             streams,
             events,
             next_handle: HANDLES,
+            next_event: EVENTS,
+            submitted: Arc::default(),
             captures,
             captured: 0,
             idle: Idle::default(),
@@ -108,16 +126,17 @@ impl Streams {
 
     /// Returns whether the program has created no streams and events, and captured nothing.
     pub(crate) const fn is_unused(&self) -> bool {
-        self.next_handle == HANDLES && self.captured == 0
+        self.next_handle == HANDLES && self.next_event == EVENTS && self.captured == 0
     }
 
-    fn new_handle(&mut self) -> usize {
-        self.next_handle += STEP;
-        self.next_handle
+    /// The counts of submitted work, which need no lock.
+    pub(crate) fn submitted(&self) -> Arc<Submitted> {
+        Arc::clone(&self.submitted)
     }
 
     pub(crate) fn create(&mut self, device: usize, priority: i32, flags: u32) -> usize {
-        let handle = self.new_handle();
+        self.next_handle += STEP;
+        let handle = self.next_handle;
         self.streams.insert(
             handle,
             Stream {
@@ -125,6 +144,7 @@ impl Streams {
                 priority,
                 flags,
                 waited: 0,
+                after: Work::new(),
                 capture: None,
             },
         );
@@ -163,50 +183,37 @@ impl Streams {
             .ok_or(Code::InvalidHandle)
     }
 
-    pub(crate) fn wait_for(&mut self, handle: usize, current: usize, now: u64) -> Result<(), Code> {
+    pub(crate) fn wait_for(&mut self, handle: usize, current: usize) -> Result<(), Code> {
         self.allow_wait(handle, current)?;
-        self.stream(handle, current)?.waited = now;
+        self.stream(handle, current)?;
+        self.end(self.work_of(key(handle, current)));
         Ok(())
     }
 
-    pub(crate) fn wait_for_device(&mut self, device: usize, now: u64) -> Result<(), Code> {
+    pub(crate) fn wait_for_device(&mut self, device: usize) -> Result<(), Code> {
         self.allow_wait_for_device(device)?;
-        for stream in self
-            .streams
-            .values_mut()
-            .filter(|stream| stream.device == device)
-        {
-            stream.waited = now;
+        let streams = self.streams.iter();
+        let of_device: Vec<usize> = streams
+            .filter(|(_, stream)| stream.device == device)
+            .map(|(key, _)| *key)
+            .collect();
+        for stream in of_device {
+            self.end(self.work_of(stream));
         }
         Ok(())
     }
 
-    pub(crate) fn is_idle(
-        &mut self,
-        handle: usize,
-        current: usize,
-        model: Events,
-        now: u64,
-    ) -> Result<bool, Code> {
-        let is_waited_for = self.is_waited_for(handle, current, now)?;
+    /// Returns whether the host knows that a stream has no work left. If not, the model decides.
+    pub(crate) fn is_idle(&mut self, handle: usize, current: usize) -> Result<bool, Code> {
+        self.stream(handle, current)?;
         self.allow_wait(handle, current)?;
-        Ok(is_waited_for || model == Events::Instant)
-    }
-
-    /// Returns whether the host has waited for all work of a stream.
-    pub(crate) fn is_waited_for(
-        &mut self,
-        handle: usize,
-        current: usize,
-        now: u64,
-    ) -> Result<bool, Code> {
-        Ok(self.stream(handle, current)?.waited >= now)
+        Ok(self.work_of(key(handle, current)).is_empty())
     }
 
     pub(crate) fn create_event(&mut self) -> usize {
-        let handle = self.new_handle();
-        self.events.insert(handle, Event::default());
-        handle
+        self.next_event += STEP;
+        self.events.insert(self.next_event, Event::default());
+        self.next_event
     }
 
     pub(crate) fn destroy_event(&mut self, handle: usize) -> Result<(), Code> {
@@ -230,11 +237,14 @@ impl Streams {
     ) -> Result<(), Code> {
         self.stream(stream, current)?;
         if !self.record_captured(event, stream, current, flags)? {
-            *self.event(event)? = Event {
-                record: Some((key(stream, current), now)),
-                capture: None,
+            let record = Record {
+                at: now,
                 late_by,
-                waited: false,
+                work: self.work_before_next(key(stream, current)),
+            };
+            *self.event(event)? = Event {
+                record: Some(record),
+                capture: None,
             };
         }
         Ok(())
@@ -242,20 +252,16 @@ impl Streams {
 
     pub(crate) fn wait_for_event(&mut self, event: usize) -> Result<(), Code> {
         self.allow_event(event)?;
-        let event = self.event(event)?;
-        event.waited = true;
-        if let Some((stream, at)) = event.record
-            && let Some(stream) = self.streams.get_mut(&stream)
-        {
-            stream.waited = stream.waited.max(at);
-        }
+        let record = self.event(event)?.record.as_ref();
+        let work = record.map(|record| record.work.clone());
+        self.end(work.unwrap_or_default());
         Ok(())
     }
 
     pub(crate) fn recorded_at(&mut self, event: usize) -> Result<Option<(u64, Nanos)>, Code> {
         self.allow_event(event)?;
-        let event = self.event(event)?;
-        Ok(event.record.map(|(_, at)| (at, event.late_by)))
+        let record = self.event(event)?.record.as_ref();
+        Ok(record.map(|record| (record.at, record.late_by)))
     }
 
     /// Returns [`Code::NotReady`] if an event is not complete.
@@ -276,22 +282,19 @@ impl Streams {
         }
     }
 
-    /// The time of an event's work, if the host has not waited for it: then the model decides
-    /// whether it has ended.
-    pub(crate) fn pending_since(&mut self, event: usize) -> Result<Option<u64>, Code> {
-        let &mut Event { record, waited, .. } = self.event(event)?;
-        // The work of a destroyed stream is done.
-        let is_pending = |(stream, at): &(usize, u64)| {
-            let stream = self.streams.get(stream);
-            !waited && stream.is_some_and(|stream| stream.waited < *at)
-        };
-        Ok(record.filter(is_pending).map(|(_, at)| at))
+    /// The time of an event, if the host does not know that its work has ended: then the model
+    /// decides.
+    pub(crate) fn pending_since(&self, event: usize) -> Result<Option<u64>, Code> {
+        let event = self.events.get(&event).ok_or(Code::InvalidHandle)?;
+        let mut records = event.record.iter();
+        let pending = records.find(|record| record.work.iter().any(|work| self.is_pending(work)));
+        Ok(pending.map(|record| record.at))
     }
 
-    /// Ends all work that was submitted before this time.
-    pub(crate) fn end_work(&mut self, now: u64) {
-        for stream in self.streams.values_mut() {
-            stream.waited = now;
+    /// Ends all work that was submitted.
+    pub(crate) fn end_work(&mut self) {
+        for (key, stream) in &mut self.streams {
+            stream.waited = self.submitted.by(*key);
         }
     }
 

@@ -1,7 +1,9 @@
 //! The handles, plans and modules of NVIDIA's libraries: the functions that create them can fail,
 //! and take memory if the settings say so.
 
+use std::collections::BTreeMap;
 use std::ffi::{c_char, c_int, c_longlong, c_void};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use harness_gpu_settings::ffi::{Out, write};
 use harness_gpu_settings::{calls::Call, context_overhead::LibraryContext, export};
@@ -111,14 +113,41 @@ fn create(
 ) -> c_int {
     match open(call, part) {
         Ok(()) => {
-            write(handle, new_object());
+            let object = new_object();
+            streams().remove(&object.expose_provenance());
+            write(handle, object);
             0
         }
         Err(_) => failed,
     }
 }
 
+/// The streams of handles and plans that are not the default stream, which a new handle has.
+fn streams() -> MutexGuard<'static, BTreeMap<usize, usize>> {
+    static STREAMS: Mutex<BTreeMap<usize, usize>> = Mutex::new(BTreeMap::new());
+    STREAMS.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+pub(crate) fn stream_of(handle: usize) -> usize {
+    streams().get(&handle).copied().unwrap_or_default()
+}
+
+/// Sets the stream of a handle. Returns whether it is one.
+pub(crate) fn set_stream(handle: usize, stream: usize) -> bool {
+    streams().insert(handle, stream);
+    handle != 0
+}
+
 export! {
+    cusolverDnSetStream, cusparseSetStream(handle: usize, stream: usize) = {
+        set_stream(handle, stream);
+        0
+    };
+    /// The number of a plan can be zero.
+    cufftSetStream(plan: c_int, stream: usize) = {
+        set_stream(plan as usize, stream);
+        0
+    };
     cublasCreate_v2, cublasLtCreate(handle: Out<'_, *mut u8>) =
         create(Call::CublasCreate, Some(LibraryContext::Cublas), handle, CUBLAS_ALLOC_FAILED);
     cudnnCreate(handle: Out<'_, *mut u8>) = {

@@ -18,7 +18,8 @@ use crate::{code::Code, copied, libraries, solver, stack::words_on_stack, world}
 /// integer arguments, from 0, and a letter. `w` writes four bytes of zeros and `q` eight through
 /// the pointer; `s` and `t` write the size of a workspace of cuSOLVER in four and eight bytes; `n`
 /// writes the handle of a new object; `d` destroys the object. `h` is the type of a product's
-/// elements, and `l` points to it.
+/// elements, and `l` points to it. `k` is the stream of the work, without which the first argument
+/// is a handle that has one.
 const TABLE: &str = include_str!("unmodelled.tsv");
 
 #[repr(C, align(16))]
@@ -34,16 +35,25 @@ struct Function {
     result: u64,
     /// Its name says that it changes no memory of a device.
     only_describes: bool,
+    /// The library whose work it does. That of other functions does not count.
+    library: Option<&'static str>,
+}
+
+/// Beginnings of the names of functions that submit work.
+const LIBRARIES: [&str; 6] = ["cublas", "cudnn", "cufft", "curand", "cusolver", "cusparse"];
+
+fn library(name: &str, only_describes: bool) -> Option<&'static str> {
+    let mut libraries = LIBRARIES.into_iter().filter(|_| !only_describes);
+    libraries.find(|library| name.starts_with(library))
 }
 
 /// Parts of the names of functions that create, change or destroy descriptions of later work, or
 /// return the size of what it needs.
-const DESCRIBES: [&str; 7] = [
+const DESCRIBES: [&str; 6] = [
     "Create",
     "Destroy",
     "Descriptor",
     "Attribute",
-    "SetStream",
     "Mode",
     "Size",
 ];
@@ -63,6 +73,7 @@ enum Effect {
     Delete,
     Elements,
     ElementsAt,
+    Stream,
 }
 
 /// The target of every stub, with its [`Stub`] in `r11` and the arguments of the function in place.
@@ -113,6 +124,9 @@ unsafe extern "C" fn answer(stub: *const Stub, registers: *const u64, stack: *co
             *stack.add(place - 6)
         }
     };
+    if let Some(library) = function.library {
+        world::machine().submit_for_library(function.stream(library, argument));
+    }
     let mut result = function.result;
     for &(place, effect) in &function.effects {
         let address = argument(place);
@@ -139,6 +153,7 @@ unsafe extern "C" fn answer(stub: *const Stub, registers: *const u64, stack: *co
                 Effect::Delete => delete_object(pointer),
                 Effect::Elements => result = product(address as i32),
                 Effect::ElementsAt => result = product(pointer.cast::<i32>().read()),
+                Effect::Stream => {}
             }
         }
     }
@@ -209,6 +224,7 @@ fn known(name: &CStr) -> &'static Function {
                 effects: Vec::new(),
                 result,
                 only_describes: false,
+                library: library(name.to_str().unwrap_or_default(), false),
             }))
         },
         |index| &functions[index],
@@ -234,17 +250,36 @@ impl Function {
                     "d" => Effect::Delete,
                     "h" => Effect::Elements,
                     "l" => Effect::ElementsAt,
+                    "k" => Effect::Stream,
                     _ => return None,
                 };
                 Some((place.parse().ok()?, effect))
             });
+        let only_describes =
+            DESCRIBES.iter().any(|part| name.contains(part)) && !WRITES.contains(&name);
         Self {
             name,
             effects: effects.collect(),
             result: 0,
-            only_describes: DESCRIBES.iter().any(|part| name.contains(part))
-                && !WRITES.contains(&name),
+            only_describes,
+            library: library(name, only_describes),
         }
+    }
+
+    /// The stream of its work.
+    fn stream(&self, library: &str, argument: impl Fn(usize) -> u64) -> usize {
+        let given = self
+            .effects
+            .iter()
+            .find_map(|(place, effect)| match effect {
+                Effect::Stream => Some(argument(*place) as usize),
+                _ => None,
+            });
+        given.unwrap_or_else(|| match library {
+            // The number of a plan has four bytes.
+            "cufft" => libraries::stream_of(argument(0) as u32 as usize),
+            _ => libraries::stream_of(argument(0) as usize),
+        })
     }
 }
 

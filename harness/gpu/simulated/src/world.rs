@@ -4,7 +4,7 @@
 //! again. All calls except kernel launches use one lock, which stays usable in forked children.
 
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, Ordering};
-use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::{
     cell::Cell,
     collections::{BTreeMap, BTreeSet},
@@ -18,14 +18,15 @@ use std::{
 use harness_allocator::device::Device as _;
 use harness_allocator::units::{Bytes, Nanos};
 
+use crate::clock::{Streams, captures::is_any_active, work::Submitted};
 use crate::code::{Code, on_error};
 use crate::loaded::Loaded;
 use crate::memory::{DeviceMemory, FIRST_ADDRESS, device_of};
 use crate::opened::{Handle, Opened};
 use crate::pools::Pools;
 use crate::{
-    calls::Calls, clock::Streams, contexts::Contexts, copied, copied::CopiedBytes,
-    execution::Execution, host::HostMemory, torch_allocator,
+    calls::Calls, contexts::Contexts, copied, copied::CopiedBytes, execution::Execution,
+    host::HostMemory, torch_allocator,
 };
 use harness_gpu_settings::arrays::ArrayDescriptor;
 use harness_gpu_settings::attempts::{Attempt, AttemptOutcome, Attempts};
@@ -49,6 +50,7 @@ pub(crate) struct Machine {
     shows_memory: AtomicBool,
     /// The sum of injected latencies in nanoseconds.
     late_by: AtomicU64,
+    pub(crate) submitted: Arc<Submitted>,
     /// The file for resources that leak in contexts.
     pub(crate) leaks_file: Option<PathBuf>,
     /// The file for estimated workspaces.
@@ -217,6 +219,7 @@ impl Machine {
             inherits_context: AtomicBool::new(false),
             shows_memory: AtomicBool::new(false),
             late_by: AtomicU64::new(0),
+            submitted: state.streams.submitted(),
             leaks_file: folder.as_ref().map(|folder| folder.join(LEFT)),
             unmeasured_file: folder.as_ref().map(|folder| folder.join(UNMEASURED)),
             began: Instant::now(),
@@ -268,6 +271,15 @@ impl Machine {
 
     pub(crate) fn now(&self) -> u64 {
         self.counters.submitted().load(Ordering::Relaxed)
+    }
+
+    /// Submits the work of a library to a stream, of which captures keep no account. Callers do not
+    /// hold the state.
+    pub(crate) fn submit_for_library(&self, stream: usize) {
+        let device = current_device();
+        if !is_any_active() || !self.state().streams.captures(stream, device) {
+            self.submitted.add(stream, device);
+        }
     }
 
     /// Counts a piece of submitted work. Returns the time after it.

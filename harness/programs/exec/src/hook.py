@@ -659,7 +659,10 @@ def _note_reads(module):
                     frame = frame.f_back
                 place = _place(frame)
                 if place not in seen:
-                    frame = _innermost(frame) or _innermost(sys._current_frames().get(threading.main_thread().ident))
+                    main = threading.main_thread().ident
+                    # Threads of torch that ask are none of the program.
+                    stands_in = name_of_file == "reads" or threading.get_ident() == main
+                    frame = _innermost(frame) or (_innermost(sys._current_frames().get(main)) if stands_in else None)
                     place = _place(frame)
                 if frame is None or place in seen or len(seen) >= _MOST_PLACES_OF_READS:
                     return

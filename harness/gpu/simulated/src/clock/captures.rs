@@ -8,15 +8,13 @@
 //! except where the manual says otherwise.
 
 use std::cell::Cell;
-use std::collections::BTreeMap;
 use std::ffi::{c_int, c_uint};
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
+use super::work::{NON_BLOCKING, Work};
 use super::{LEGACY, Streams, key};
 use crate::code::Code;
 
-/// `cudaStreamNonBlocking`: a flag of a stream that does not synchronize with the legacy stream.
-const NON_BLOCKING: u32 = 1;
 /// `cudaEventRecordExternal` and `cudaEventWaitExternal`: the event is no part of the capture.
 const EXTERNAL: c_uint = 1;
 
@@ -78,9 +76,6 @@ impl Caller {
     }
 }
 
-/// By stream: the number of its pieces of work.
-type Work = BTreeMap<usize, u64>;
-
 /// A place in a capture: the work that comes before it.
 #[derive(Clone, Debug)]
 pub(super) struct Place {
@@ -117,6 +112,10 @@ impl Streams {
     /// The place of a stream in a capture.
     fn place(&self, stream: usize) -> Option<&Place> {
         self.streams.get(&stream)?.capture.as_ref()
+    }
+
+    pub(crate) fn captures(&self, handle: usize, current: usize) -> bool {
+        self.place(key(handle, current)).is_some()
     }
 
     fn is_valid(&self, id: u64) -> bool {
@@ -270,7 +269,7 @@ impl Streams {
     }
 
     /// Makes a stream wait for an event. A stream that waits for a captured event joins its
-    /// capture. Other waits have no effect, because work takes no time.
+    /// capture.
     pub(crate) fn wait_in_stream(
         &mut self,
         handle: usize,
@@ -285,6 +284,7 @@ impl Streams {
             return Ok(());
         };
         let (recorded, of_event) = (event.record.is_some(), event.capture.clone());
+        let work = event.record.as_ref().map(|record| record.work.clone());
         match (own, of_event) {
             (Some(own), _) if !self.is_valid(own) => Err(Code::CaptureInvalidated),
             (Some(_), None) if is_external || !recorded => Ok(()),
@@ -307,7 +307,11 @@ impl Streams {
             }
             (Some(own), Some(_)) => Err(self.invalidated(&[own], Code::CaptureIsolation)),
             (None, None) if is_external => Err(Code::InvalidValue),
-            (None, None) => self.use_legacy(handle, current),
+            (None, None) => {
+                self.use_legacy(handle, current)?;
+                self.order(stream, work.unwrap_or_default());
+                Ok(())
+            }
             (None, Some(place)) if !self.captures.contains_key(&place.id) => {
                 Err(Code::CapturedEvent)
             }

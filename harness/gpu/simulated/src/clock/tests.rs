@@ -10,6 +10,7 @@ fn an_event_completes_by_its_model_or_a_wait_of_the_host() {
         Ok(()),
         "never recorded"
     );
+    streams.submitted().add(side, 0);
     streams
         .record(event, side, 0, 0, (10, Nanos::ZERO))
         .expect("record");
@@ -23,13 +24,15 @@ fn an_event_completes_by_its_model_or_a_wait_of_the_host() {
         streams.query(event, Events::Synchronize, 1_000),
         Err(Code::NotReady)
     );
-    streams.wait_for(0, 0, 20).expect("wait");
+    streams.submitted().add(0, 0);
+    streams.wait_for(0, 0).expect("wait");
     assert_eq!(
         streams.query(event, Events::Synchronize, 20),
         Err(Code::NotReady),
         "the host waited for another stream"
     );
     let later = streams.create_event();
+    streams.submitted().add(side, 0);
     streams
         .record(later, side, 0, 0, (20, Nanos::ZERO))
         .expect("record");
@@ -39,6 +42,98 @@ fn an_event_completes_by_its_model_or_a_wait_of_the_host() {
         Ok(()),
         "the host waited for a later event"
     );
+}
+
+/// Whether the host knows that an event's work has ended.
+fn has_ended(streams: &Streams, event: usize) -> bool {
+    streams.pending_since(event) == Ok(None)
+}
+
+/// An event of a stream that has some work.
+fn working(streams: &mut Streams, stream: usize) -> usize {
+    streams.submitted().add(stream, 0);
+    recorded(streams, stream)
+}
+
+fn recorded(streams: &mut Streams, stream: usize) -> usize {
+    let event = streams.create_event();
+    streams.record(event, stream, 0, 0, WORK).expect("records");
+    event
+}
+
+#[test]
+fn a_stream_without_new_work_is_idle_whatever_others_do() {
+    let mut streams = Streams::new(2);
+    let [fresh, busy] = [(); 2].map(|()| streams.create(0, 0, 1));
+    let of_busy = working(&mut streams, busy);
+    let of_fresh = recorded(&mut streams, fresh);
+    assert_eq!(streams.is_idle(fresh, 0), Ok(true), "no work ever");
+    assert!(has_ended(&streams, of_fresh));
+    assert_eq!(streams.is_idle(busy, 0), Ok(false));
+    streams.wait_for(busy, 0).expect("waits");
+    let after = recorded(&mut streams, busy);
+    streams.submitted().add(fresh, 0);
+    streams.submitted().add(PER_THREAD, 0);
+    streams.submitted().add(0, 1);
+    assert_eq!(streams.is_idle(busy, 0), Ok(true), "others got work");
+    assert!(has_ended(&streams, of_busy) && has_ended(&streams, after));
+    let handles = [(fresh, 0), (PER_THREAD, 0), (0, 1), (0, 0), (PER_THREAD, 1)];
+    let idle = handles.map(|(stream, current)| streams.is_idle(stream, current));
+    assert_eq!(
+        idle,
+        [false, false, false, false, true].map(Ok),
+        "the legacy stream waits for that of the thread"
+    );
+    streams.wait_for_device(0).expect("waits");
+    let idle = handles.map(|(stream, current)| streams.is_idle(stream, current));
+    assert_eq!(idle, [true, true, false, true, true].map(Ok));
+}
+
+#[test]
+fn a_wait_for_a_stream_ends_the_work_that_it_waited_for() {
+    let mut streams = Streams::new(1);
+    let [first, second, third] = [(); 3].map(|()| streams.create(0, 0, 1));
+    let of_first = working(&mut streams, first);
+    streams
+        .wait_in_stream(second, 0, of_first, 0)
+        .expect("waits");
+    assert_eq!(streams.is_idle(second, 0), Ok(false), "it waits itself");
+    let of_second = recorded(&mut streams, second);
+    let later = working(&mut streams, first);
+    streams
+        .wait_in_stream(third, 0, of_second, 0)
+        .expect("waits");
+    assert!(!has_ended(&streams, of_first) && !has_ended(&streams, of_second));
+    streams.wait_for(third, 0).expect("waits");
+    assert!(has_ended(&streams, of_first) && has_ended(&streams, of_second));
+    assert!(!has_ended(&streams, later), "it came after the event");
+    assert_eq!(streams.is_idle(second, 0), Ok(true));
+    streams.wait_for_event(later).expect("waits");
+    assert_eq!(streams.is_idle(first, 0), Ok(true));
+}
+
+#[test]
+fn blocking_streams_and_the_legacy_stream_wait_for_each_other() {
+    let mut streams = Streams::new(2);
+    let [blocking, other] = [0, 1].map(|flags| streams.create(0, 0, flags));
+    for stream in [blocking, other] {
+        streams.submitted().add(stream, 0);
+    }
+    assert_eq!(streams.is_idle(0, 0), Ok(false), "a blocking stream works");
+    assert_eq!(streams.is_idle(0, 1), Ok(true), "of another device");
+    streams.wait_for(0, 0).expect("waits");
+    assert_eq!(streams.is_idle(blocking, 0), Ok(true));
+    assert_eq!(streams.is_idle(other, 0), Ok(false), "it is not blocking");
+    streams.submitted().add(0, 0);
+    let [of_blocking, of_other] = [blocking, other].map(|stream| recorded(&mut streams, stream));
+    assert!(
+        !has_ended(&streams, of_blocking),
+        "it follows the legacy stream"
+    );
+    streams.wait_for_event(of_other).expect("waits");
+    assert_eq!(streams.is_idle(0, 0), Ok(false));
+    streams.wait_for_event(of_blocking).expect("waits");
+    assert_eq!(streams.is_idle(0, 0), Ok(true));
 }
 
 #[test]
@@ -106,13 +201,13 @@ fn a_capturing_stream_refuses_to_be_waited_for_and_its_capture_is_lost() {
     type Wait = fn(&mut Streams, usize, usize) -> Result<(), Code>;
     let waits: [(Code, Wait); 7] = [
         (Code::CaptureUnsupported, |streams, stream, _| {
-            streams.wait_for(stream, 0, 1)
+            streams.wait_for(stream, 0)
         }),
         (Code::CaptureUnsupported, |streams, stream, _| {
-            streams.is_idle(stream, 0, Events::Instant, 1).map(drop)
+            streams.is_idle(stream, 0).map(drop)
         }),
         (Code::CaptureUnsupported, |streams, _, _| {
-            streams.wait_for_device(0, 1)
+            streams.wait_for_device(0)
         }),
         (Code::CaptureUnsupported, |streams, _, _| {
             streams.allow_unsafe(here())
@@ -149,7 +244,7 @@ fn a_capturing_stream_refuses_to_be_waited_for_and_its_capture_is_lost() {
         );
         assert_eq!(streams.capture_status(stream, 0), Ok(Status::None));
         assert_eq!(
-            (streams.wait_for(stream, 0, 1), streams.allow_unsafe(here())),
+            (streams.wait_for(stream, 0), streams.allow_unsafe(here())),
             (Ok(()), Ok(())),
             "the stream works again"
         );
@@ -342,7 +437,7 @@ fn no_dependency_crosses_the_edge_of_a_capture() {
 
     begin(&mut streams, stream);
     assert_eq!(
-        (streams.submit(0, 0), streams.wait_for(0, 0, 1)),
+        (streams.submit(0, 0), streams.wait_for(0, 0)),
         (Ok(false), Ok(())),
         "the stream is non-blocking"
     );

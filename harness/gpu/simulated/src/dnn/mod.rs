@@ -11,7 +11,8 @@ use std::slice;
 use harness_gpu_settings::export;
 use harness_gpu_settings::ffi::{Out, write};
 
-use crate::{libraries::CUDNN_ALLOC_FAILED, objects::delete_object, world::machine};
+use crate::libraries::{CUDNN_ALLOC_FAILED, set_stream, stream_of};
+use crate::{objects::delete_object, world::machine};
 
 /// Success, or `CUDNN_STATUS_BAD_PARAM_NULL_POINTER` after a null pointer.
 fn answer(written: bool) -> c_int {
@@ -58,10 +59,9 @@ unsafe extern "C" fn cudnnDestroy(handle: *mut u8) -> c_int {
 }
 
 export! {
-    /// A handle is an object of `unmodelled.tsv` that starts with its stream.
-    cudnnSetStream(handle: Out<'_, usize>, stream: usize) = answer(write(handle, stream));
-    cudnnGetStream(handle: Option<&usize>, stream: Out<'_, usize>) =
-        answer(handle.is_some_and(|handle| write(stream, *handle)));
+    cudnnSetStream(handle: usize, stream: usize) = answer(set_stream(handle, stream));
+    cudnnGetStream(handle: usize, stream: Out<'_, usize>) =
+        answer(handle != 0 && write(stream, stream_of(handle)));
 }
 
 /// The most dimensions of a tensor.

@@ -105,33 +105,47 @@ export! {
     ncclCommUserRank(communicator: &Communicator, rank: Out<'_, c_int>) =
         answer(write(rank, communicator.rank as c_int));
     ncclAllGather(
-        from: usize, to: usize, count: usize, kind: c_int, communicator: &Communicator, _: usize
-    ) = communicator.gather(call(Operation::AllGather, None, count, kind), from, to);
+        from: usize, to: usize, count: usize, kind: c_int, communicator: &Communicator,
+        stream: usize
+    ) = communicator
+        .on(stream)
+        .gather(call(Operation::AllGather, None, count, kind), from, to);
     ncclGather(
         from: usize, to: usize, count: usize, kind: c_int, root: c_int, communicator: &Communicator,
-        _: usize
-    ) = communicator.gather(call(Operation::Gather, Some(root), count, kind), from, to);
+        stream: usize
+    ) = communicator
+        .on(stream)
+        .gather(call(Operation::Gather, Some(root), count, kind), from, to);
     ncclAlltoAll(
-        from: usize, to: usize, count: usize, kind: c_int, communicator: &Communicator, _: usize
-    ) = communicator.all_to_all(call(Operation::AllToAll, None, count, kind), from, to);
+        from: usize, to: usize, count: usize, kind: c_int, communicator: &Communicator,
+        stream: usize
+    ) = communicator
+        .on(stream)
+        .all_to_all(call(Operation::AllToAll, None, count, kind), from, to);
     ncclScatter(
         from: usize, to: usize, count: usize, kind: c_int, root: c_int, communicator: &Communicator,
-        _: usize
-    ) = communicator.scatter(call(Operation::Scatter, Some(root), count, kind), from, to);
+        stream: usize
+    ) = communicator
+        .on(stream)
+        .scatter(call(Operation::Scatter, Some(root), count, kind), from, to);
     ncclReduceScatter(
         from: usize, to: usize, count: usize, kind: c_int, operation: c_int,
-        communicator: &Communicator, _: usize
-    ) =
-        communicator.reduce(call(Operation::ReduceScatter, None, count, kind), from, to, operation);
+        communicator: &Communicator, stream: usize
+    ) = communicator
+        .on(stream)
+        .reduce(call(Operation::ReduceScatter, None, count, kind), from, to, operation);
     ncclAllReduce(
         from: usize, to: usize, count: usize, kind: c_int, operation: c_int,
-        communicator: &Communicator, _: usize
-    ) = communicator.reduce(call(Operation::AllReduce, None, count, kind), from, to, operation);
+        communicator: &Communicator, stream: usize
+    ) = communicator
+        .on(stream)
+        .reduce(call(Operation::AllReduce, None, count, kind), from, to, operation);
     ncclReduce(
         from: usize, to: usize, count: usize, kind: c_int, operation: c_int, root: c_int,
-        communicator: &Communicator, _: usize
-    ) =
-        communicator.reduce(call(Operation::Reduce, Some(root), count, kind), from, to, operation);
+        communicator: &Communicator, stream: usize
+    ) = communicator
+        .on(stream)
+        .reduce(call(Operation::Reduce, Some(root), count, kind), from, to, operation);
     ncclRedOpCreatePreMulSum(
         operation: Out<'_, c_int>, scalar: *const u8, kind: c_int, residence: c_int,
         _: *const Communicator
@@ -156,20 +170,26 @@ export! {
     ncclGroupEnd() = in_group(|group| group.depth = group.depth.saturating_sub(1));
     ncclBroadcast(
         from: usize, to: usize, count: usize, kind: c_int, root: c_int, communicator: &Communicator,
-        _: usize
-    ) = communicator.broadcast(call(Operation::Broadcast, Some(root), count, kind), from, to);
+        stream: usize
+    ) = communicator
+        .on(stream)
+        .broadcast(call(Operation::Broadcast, Some(root), count, kind), from, to);
     ncclBcast(
         buffer: usize, count: usize, kind: c_int, root: c_int, communicator: &Communicator,
         stream: usize
     ) = ncclBroadcast(buffer, buffer, count, kind, root, communicator, stream);
     ncclSend(
-        from: usize, count: usize, kind: c_int, peer: c_int, communicator: &Communicator, _: usize
-    ) =
-        communicator.send(peer as usize, Buffer { address: from, bytes: count * element(kind) });
+        from: usize, count: usize, kind: c_int, peer: c_int, communicator: &Communicator,
+        stream: usize
+    ) = communicator
+        .on(stream)
+        .send(peer as usize, Buffer { address: from, bytes: count * element(kind) });
     ncclRecv(
-        to: usize, count: usize, kind: c_int, peer: c_int, communicator: &Communicator, _: usize
-    ) =
-        communicator.receive(peer as usize, Buffer { address: to, bytes: count * element(kind) });
+        to: usize, count: usize, kind: c_int, peer: c_int, communicator: &Communicator,
+        stream: usize
+    ) = communicator
+        .on(stream)
+        .receive(peer as usize, Buffer { address: to, bytes: count * element(kind) });
 }
 
 /// The factors of the operations that multiply before the sum. Their numbers begin with
@@ -478,6 +498,12 @@ impl Reduction {
 }
 
 impl Communicator {
+    /// Submits a call to a stream.
+    fn on(&self, stream: usize) -> &Self {
+        machine().submit_for_library(stream);
+        self
+    }
+
     /// The number of a new communicator with ranks of this one, which all of them compute.
     fn child(&self, what: &impl Hash) -> Option<u64> {
         let mut hasher = Mixer::default();

@@ -6,7 +6,7 @@ use harness_allocator::units::Bytes;
 use harness_gpu_settings::{calls::Call, export, ffi::Out};
 
 use super::memory::{Read, allocate, copy, fill, settle_before};
-use super::streams::{allow_synchronous, allow_unsafe, submit};
+use super::streams::{allow_unsafe, submit_in_order};
 use crate::code::{Code, put, put_address, remember};
 use crate::reads;
 use crate::world::{current_device, is_device_memory, machine};
@@ -59,7 +59,7 @@ pub(crate) fn copy_box(
     machine.usable()?;
     settle_before(to.start);
     machine.tick();
-    let is_captured = stream.map_or_else(|| allow_synchronous().map(|()| false), submit)?;
+    let is_captured = submit_in_order(stream)?;
     if is_captured && !is_device_memory(to.start as u64) {
         return Ok(());
     }
@@ -71,6 +71,9 @@ pub(crate) fn copy_box(
         if row == Read::Uncomputed {
             read = row;
         }
+    }
+    if stream.is_none() {
+        state.streams.wait_for(0, current_device())?;
     }
     drop(state);
     if read == Read::Uncomputed {
@@ -89,7 +92,7 @@ pub(crate) fn fill_box(
     let machine = machine();
     machine.usable()?;
     machine.tick();
-    stream.map_or_else(|| allow_synchronous().map(|()| false), submit)?;
+    submit_in_order(stream)?;
     to.rows(extent)
         .for_each(|row| fill(machine, row as u64, extent[0], pattern));
     Ok(())

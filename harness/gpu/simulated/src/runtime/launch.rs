@@ -148,8 +148,9 @@ fn launch(
     0
 }
 
-/// Forgets the copies that arguments of a kernel point into. Any word of a class with unknown
-/// fields can be a pointer.
+/// Forgets the copies that arguments of a kernel point into. Of a class with unknown fields, the
+/// words up to the next argument can be pointers, at most [`OPERAND_WORDS`]. Outside of the stack,
+/// only its first word counts.
 ///
 /// # Safety
 /// `arguments` has a pointer to an argument for each parameter.

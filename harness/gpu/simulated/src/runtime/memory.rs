@@ -7,7 +7,7 @@ use harness_allocator::{device::PooledDevice as _, units::Bytes};
 use harness_gpu_settings::{export, ffi::Out};
 
 use super::ipc::close;
-use super::streams::{allow_synchronous, allow_unsafe, submit, with};
+use super::streams::{allow_synchronous, allow_unsafe, submit, submit_in_order, with};
 use crate::code::{Code, put, put_address, remember};
 use crate::memory::{DeviceMemory, device_of};
 use crate::world::{CREATED, Machine, State, current_device, is_device_memory, machine};
@@ -310,10 +310,7 @@ fn queue_copy(to: usize, from: usize, size: usize, stream: Option<usize>) -> Res
 fn copy_and_wait(to: usize, from: usize, size: usize) -> Result<(), Code> {
     allow_synchronous()?;
     queue_copy(to, from, size, None)?;
-    machine()
-        .state()
-        .streams
-        .wait_for(0, current_device(), machine().now())
+    machine().state().streams.wait_for(0, current_device())
 }
 
 /// The bytes of larger fills are not stored. A program reads them as zeros.
@@ -349,7 +346,7 @@ fn set_bytes(to: usize, value: c_int, size: usize, stream: Option<usize>) -> Res
     let machine = machine();
     machine.usable()?;
     machine.tick();
-    stream.map_or_else(|| allow_synchronous().map(|()| false), submit)?;
+    submit_in_order(stream)?;
     fill(machine, to as u64, size, &[value as u8]);
     Ok(())
 }

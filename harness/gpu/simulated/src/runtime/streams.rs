@@ -3,7 +3,7 @@
 use std::ffi::{c_float, c_int, c_uint};
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use harness_gpu_settings::{export, ffi::Out};
+use harness_gpu_settings::{export, ffi::Out, settings::Events};
 
 use crate::clock::captures::{Caller, is_any_active};
 use crate::code::{Code, put, remember};
@@ -28,11 +28,25 @@ pub(super) fn with(body: impl FnOnce(&'static Machine, &mut State) -> Result<(),
 /// Submits work to a stream. Returns whether a capture takes it instead. Without captures this
 /// needs no lock.
 pub(crate) fn submit(stream: usize) -> Result<bool, Code> {
-    if is_any_active() {
-        machine().state().streams.submit(stream, current_device())
-    } else {
-        Ok(false)
+    let (machine, device) = (machine(), current_device());
+    let is_captured = is_any_active() && machine.state().streams.submit(stream, device)?;
+    if !is_captured {
+        machine.submitted.add(stream, device);
     }
+    Ok(is_captured)
+}
+
+/// Submits work to a stream. Without one, the work is in the order of the legacy stream, and no
+/// stream captures it.
+pub(crate) fn submit_in_order(stream: Option<usize>) -> Result<bool, Code> {
+    stream.map_or_else(
+        || {
+            allow_synchronous()?;
+            machine().submitted.add(0, current_device());
+            Ok(false)
+        },
+        submit,
+    )
 }
 
 /// Refuses a call that is potentially unsafe while a stream captures.
@@ -65,8 +79,8 @@ fn with_settled(body: impl FnOnce(&'static Machine, &mut State) -> Result<(), Co
 /// Counts a query that found pending work. A host that only asks has waited for it in the end.
 fn not_ready(machine: &Machine, state: &mut State) -> Code {
     if state.streams.has_polled(machine.now()) {
-        let now = machine.tick();
-        state.streams.end_work(now);
+        machine.tick();
+        state.streams.end_work();
     }
     Code::NotReady
 }
@@ -82,20 +96,20 @@ export! {
     cudaStreamQuery, cuStreamQuery(stream: usize) = {
         let mut is_modelled = false;
         let code = with(|machine, state| {
-            let (device, now) = (current_device(), machine.now());
-            is_modelled = !state.streams.is_waited_for(stream, device, now)?;
-            let idle = state.streams.is_idle(stream, device, machine.settings.events, now)?;
-            if idle { Ok(()) } else { Err(not_ready(machine, state)) }
+            is_modelled = !state.streams.is_idle(stream, current_device())?;
+            if is_modelled && machine.settings.events != Events::Instant {
+                Err(not_ready(machine, state))
+            } else {
+                Ok(())
+            }
         });
         polls::note(is_modelled);
         code
     };
-    cudaStreamSynchronize(stream: usize) = with_settled(|machine, state| {
-        state.streams.wait_for(stream, current_device(), machine.now())
-    });
-    cudaDeviceSynchronize() = with_settled(|machine, state| {
-        state.streams.wait_for_device(current_device(), machine.now())
-    });
+    cudaStreamSynchronize(stream: usize) =
+        with_settled(|_, state| state.streams.wait_for(stream, current_device()));
+    cudaDeviceSynchronize() =
+        with_settled(|_, state| state.streams.wait_for_device(current_device()));
     cudaStreamWaitEvent(stream: usize, event: usize, flags: c_uint) =
         remember(machine().state().streams.wait_in_stream(stream, current_device(), event, flags));
     cudaStreamGetPriority, cuStreamGetPriority(stream: usize, priority: Out<'_, c_int>) =
@@ -162,9 +176,9 @@ fn query(event: usize) -> (c_int, bool) {
 /// use by another stream.
 pub(super) extern "C" fn query_of_torch(event: usize) -> c_int {
     static IS_PENDING: AtomicBool = AtomicBool::new(false);
-    let (code, _) = query(event);
-    // A block that is still in use is counted once.
-    if !IS_PENDING.swap(code != 0, Ordering::Relaxed) {
+    let (code, is_modelled) = query(event);
+    // A block that is still in use is counted once, and one whose use has ended is not.
+    if !IS_PENDING.swap(code != 0, Ordering::Relaxed) && is_modelled {
         machine().counters.count_wait_of_free();
     }
     code

@@ -659,8 +659,8 @@ impl Operation {
             .iter()
             .enumerate()
             .any(|(index, argument)| match known.list(argument) {
-                // A kernel takes the addresses of a list in a class, so its launch does not forget
-                // what it changes.
+                // A kernel can take the addresses of a list in a class with unknown fields. Then
+                // its launch may not forget all that it changes.
                 Some(list) if self.changed & 1 << index != 0 => {
                     copied::any() && !list.elements.all().is_empty()
                 }

@@ -1,5 +1,5 @@
-//! [`AttemptPlan`]: the settings of one attempt. After a failure a recovery policy replaces it with a
-//! smaller one.
+//! [`AttemptPlan`]: the settings of one attempt. After a failure a recovery policy replaces it with
+//! a smaller one.
 
 use std::{collections::BTreeMap, fmt};
 

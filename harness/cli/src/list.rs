@@ -33,7 +33,7 @@ enum What {
 }
 
 /// List the GPUs that can be simulated: name, memory, and other accepted names. A unique beginning
-/// of a name is accepted too.
+/// of a name is accepted too, and the number alone of an RTX GPU, as in `4090`.
 #[derive(Args)]
 struct Gpus {
     /// The output format.

@@ -170,7 +170,8 @@ impl Gpu {
     }
 
     /// Finds the GPU with this name, with this alias, or else the only one whose name or alias
-    /// begins with the text. Case, spaces and dashes do not count.
+    /// begins with the text, or ends with it after the brand, as `4090` or `3090 Ti`. Case, spaces
+    /// and dashes do not count.
     pub fn named(name: &str) -> Option<&'static Self> {
         if let Some(exact) = GPUS.iter().find(|gpu| gpu.name == name) {
             return Some(exact);
@@ -185,7 +186,9 @@ impl Gpu {
         if wanted.is_empty() {
             None
         } else {
-            only(&|known| known == wanted).or_else(|| only(&|known| known.starts_with(&wanted)))
+            only(&|known| known == wanted)
+                .or_else(|| only(&|known| known.starts_with(&wanted)))
+                .or_else(|| only(&|known| known.strip_prefix("rtx") == Some(&wanted)))
         }
     }
 

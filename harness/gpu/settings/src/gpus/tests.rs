@@ -134,12 +134,17 @@ fn a_gpu_is_found_by_its_name_its_aliases_and_unique_beginnings() {
         ("h200", "h200-141"),
         ("rtx4090", "rtx4090-24"),
         ("RTX 4090", "rtx4090-24"),
+        ("4090", "rtx4090-24"),
+        ("3090 Ti", "rtx3090ti-24"),
+        ("a6000", "rtxa6000-48"),
         ("NVIDIA GeForce RTX 4090", "rtx4090-24"),
         ("NVIDIA H100 80GB HBM3", "h100-80"),
     ] {
         assert_eq!(found(text), Some(name), "{text}");
     }
-    for text in ["", "-", "a100", "a100-8", "rtx", "nvidia", "h101"] {
+    for text in [
+        "", "-", "a100", "a100-8", "rtx", "nvidia", "h101", "409", "90",
+    ] {
         assert_eq!(found(text), None, "{text}");
     }
     for gpu in &*GPUS {

@@ -239,8 +239,7 @@ fn gpu(given: &Located<String>) -> Result<&'static Gpu, Problem> {
     Gpu::named(&given.value).ok_or_else(unknown)
 }
 
-/// Advice for the name of an unknown GPU: GPUs whose name contains it, otherwise similar names,
-/// otherwise all without MIG instances.
+/// Advice for the name of an unknown GPU: GPUs whose name contains it, otherwise similar names.
 pub fn similar_gpus(name: &str) -> String {
     let plain = |text: &str| text.to_lowercase().replace([' ', '-'], "");
     let wanted = plain(name);
@@ -258,21 +257,7 @@ pub fn similar_gpus(name: &str) -> String {
         [] => did_you_mean(name, GPUS.iter().map(|gpu| &*gpu.name)),
         similar => format!("did you mean {}? ", quoted(similar, ", ")),
     };
-    if hint.is_empty() {
-        let whole: Vec<&str> = GPUS
-            .iter()
-            .map(|gpu| &*gpu.name)
-            .filter(|name| !name.ends_with("gb"))
-            .collect();
-        return format!(
-            "GPUs: {}, and MIG instances such as `a100-40-1g.5gb`",
-            quoted(&whole, ", ")
-        );
-    }
-    format!(
-        "{hint}the page \"GPUs\" of the guide lists all {}",
-        GPUS.len()
-    )
+    format!("{hint}`harness list gpus` lists all {}", GPUS.len())
 }
 
 fn fault(text: &Located<String>) -> Result<Fault, Problem> {

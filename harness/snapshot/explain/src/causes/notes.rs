@@ -25,6 +25,8 @@ impl View<'_> {
         }
         notes.extend(self.snapshot.run().map(|run| of_run(&run)));
         match self.snapshot.recording(self.device) {
+            // The first request of a program that failed is all that happened.
+            None if self.state.segments.is_empty() => {}
             None => notes.push(
                 "nothing was recorded, so only the final segments are known, \
                  without sites and ages"

@@ -293,6 +293,21 @@ fn survived_ooms_are_not_explained() {
 }
 
 #[test]
+fn a_first_request_that_failed_is_a_complete_recording() {
+    let mut example = Example::new("");
+    example.oom(10 << 30, 1 << 30);
+    let explanation = explained(&example, Some(1 << 30));
+    assert!(
+        !explanation
+            .notes
+            .iter()
+            .any(|note| note.contains("nothing was recorded")),
+        "{:?}",
+        explanation.notes
+    );
+}
+
+#[test]
 fn segments_without_a_recording_are_explained_too() {
     let mut example = Example::new("");
     example.segment(&[('a', 60 * MIB, 41), ('.', 40 * MIB, 0)]);

@@ -149,7 +149,7 @@ def test_a_job_name_neither_hides_its_file_nor_leaves_the_folder(tmp_path):
     program = """
 import os
 import torch
-for job in ("../../x/y", "..", "-rf"):
+for job in ("../../x/y", "x/y", "x_y", "..", "-rf"):
     os.environ["TORCHELASTIC_RUN_ID"] = job
     try:
         torch.zeros(1 << 40, device="cuda")
@@ -158,7 +158,9 @@ for job in ("../../x/y", "..", "-rf"):
 """
     run(tmp_path, program)
     names = sorted(os.listdir(tmp_path / "snapshots"))
-    assert [name.partition("-rank0")[0] for name in names] == ["job", "rf", "x_y"]
+    jobs = [name.partition("-rank0")[0] for name in names]
+    assert len(set(jobs)) == 5 and "x_y" in jobs, jobs
+    assert sorted(job.partition("_")[0] for job in jobs) == ["job", "rf", "x", "x", "x"], jobs
 
 
 

@@ -17,6 +17,7 @@ use harness_allocator::units::Bytes;
 use harness_base::{files, shell};
 use harness_cuda::machine::DeviceFound;
 use harness_devices::DeviceChoice;
+use harness_exec::doubts;
 use harness_exec::launch::{EndedProgram, Launch, Prepared};
 use harness_exec::trials::{faults, runner::RunnerError};
 use harness_exec::{
@@ -378,7 +379,7 @@ impl Exec {
             terminal::message(format_args!(
                 "\nThe program ended {end}, after it read values that nothing computed{}: it runs \
                  again with `--values cpu`; `--values {}` prevents this.\n",
-                summary::lines_of_reads(&record),
+                doubts::lines_of_reads(&record),
                 settings.values
             ));
             settings.values = Values::Cpu;
@@ -797,11 +798,14 @@ impl Exec {
                  one"
             ));
         }
+        let mut ranks = BTreeSet::new();
         for (index, snapshot) in snapshots.iter().enumerate() {
-            let rank = snapshot.rank.as_ref().map_or_else(
-                || format!("process{}", snapshot.pid),
-                |rank| format!("rank{}", files::slug(rank)),
-            );
+            // Children inherit the rank, and other characters give the same name.
+            let rank = snapshot.rank.as_deref().map(files::slug);
+            let rank = match rank.filter(|rank| ranks.insert(rank.clone())) {
+                Some(rank) => format!("rank{rank}"),
+                None => format!("process{}", snapshot.pid),
+            };
             let file = if index == 0 {
                 path.to_owned()
             } else {

@@ -99,6 +99,7 @@ fn main() -> ExitCode {
         pointless_runs_are_rejected_with_advice
         an_unusable_baseline_is_rejected_before_the_run
         programs_of_a_scenario_share_its_memory
+        processes_of_a_program_and_of_those_beside_it_are_counted_together
         a_failed_program_is_shown_with_its_last_lines_and_a_reproducing_command
         a_scenario_with_unusable_programs_is_skipped_with_the_reason
         a_scenario_for_another_gpu_is_skipped
@@ -3285,6 +3286,83 @@ fn programs_of_a_scenario_share_its_memory(world: World) {
     ] {
         assert_eq!(ran.code, Some(0), "{}{}", ran.out, ran.err);
     }
+}
+
+/// The program holds 100 MiB and its two children 200 MiB each while the other program holds 64 MiB
+/// and the scenario 20 MiB. Earlier, the program alone held 300 MiB.
+fn processes_of_a_program_and_of_those_beside_it_are_counted_together(world: World) {
+    world.write(
+        "scenarios/child.py",
+        "import torch\ntorch.cuda.malloc(200 << 20)\nprint(flush=True)\ninput()\n",
+    );
+    world.write(
+        "scenarios/parent.py",
+        "import ctypes, os, subprocess, sys, time, torch\nfirst = \
+         ctypes.c_void_p()\ntorch.cuda._runtime.cudaMalloc(ctypes.byref(first), \
+         ctypes.c_size_t(300 << \
+         20))\ntorch.cuda._runtime.cudaFree(first)\ntorch.cuda.malloc(100 << 20)\nwhile not \
+         os.path.exists('holds'): time.sleep(0.01)\nchildren = [subprocess.Popen([sys.executable, \
+         'child.py'], stdin=subprocess.PIPE, stdout=subprocess.PIPE) for _ in range(2)]\nfor child \
+         in children: child.stdout.readline()\nfor child in children: \
+         child.communicate(b'\\n')\nopen('done', 'w').close()\n",
+    );
+    world.write(
+        "scenarios/other.py",
+        "import os, time, torch\ntorch.cuda.malloc(64 << 20)\nopen('holds', \
+         'w').close()\nwhile not os.path.exists('done'): time.sleep(0.01)\n",
+    );
+    world.write(
+        "scenarios/test.yaml",
+        "about: A test.
+needs: { memory: 1GiB }
+allocators: [expandable]
+steps:
+  - alloc: { buffer: own, size: 20MiB }
+  - exec: { id: program, command: [python3, parent.py] }
+    meanwhile:
+      - exec: { id: other, command: [python3, other.py] }
+",
+    );
+    let mut harness = world.harness();
+    harness.args([
+        "run",
+        "scenarios/test.yaml",
+        "--device",
+        "sim",
+        "--no-report",
+        "--format",
+        "json",
+    ]);
+    let ran = Ran::of(harness.output().unwrap());
+    let document: serde_json::Value =
+        serde_json::from_str(&ran.out).unwrap_or_else(|error| panic!("{error}: {}", ran.err));
+    let processes = &document["runs"][0]["processes"];
+    let each = processes["each"]
+        .as_array()
+        .unwrap_or_else(|| panic!("{}{}", ran.out, ran.err));
+    let reserved = |one: &serde_json::Value| one["peak_reserved"].as_u64().map(|peak| peak >> 20);
+    let mut found: Vec<_> = each
+        .iter()
+        .map(|one| (one["name"].as_str().unwrap(), reserved(one).unwrap()))
+        .collect();
+    found.sort_unstable();
+    assert_eq!(
+        found,
+        [
+            ("main process", 20),
+            ("other", 64),
+            ("process 1 of program", 300),
+            ("process 2 of program", 200),
+            ("process 3 of program", 200)
+        ]
+    );
+    let together = &processes["together"];
+    assert_eq!(
+        reserved(together),
+        Some(20 + 64 + 100 + 2 * 200),
+        "{together}"
+    );
+    assert!(together["peak_allocated"].is_null(), "{together}");
 }
 
 fn a_failed_program_is_shown_with_its_last_lines_and_a_reproducing_command(world: World) {

@@ -4,6 +4,7 @@ mod largest;
 use std::collections::BTreeMap;
 
 use harness_allocator::units::Bytes;
+use harness_exec::doubts::Doubt;
 use harness_exec::torch_record::Caller;
 use harness_exec::trials::faults::{Expectation, FaultCase, FaultReport, Outcome};
 use harness_exec::trials::largest::LargestReport;
@@ -497,7 +498,7 @@ fn note_on_second_run(report: &FaultReport) -> Option<String> {
 }
 
 /// Why the figures may differ from those on a GPU.
-fn notes_on_doubts(doubts: &[String]) -> impl Iterator<Item = String> {
+fn notes_on_doubts(doubts: &[Doubt]) -> impl Iterator<Item = String> {
     doubts.iter().map(|doubt| format!("Uncertain: {doubt}."))
 }
 

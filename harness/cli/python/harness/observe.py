@@ -23,6 +23,7 @@ import runpy
 import shlex
 import sys
 import time
+import zlib
 
 # Bound here: a program may replace these functions in their modules.
 from _thread import allocate_lock, get_ident, start_new_thread
@@ -167,7 +168,10 @@ class Observer:
         restarts = [f"restart{restart}"] if restart else []
         rank = first(RANKS, "0")[:LONGEST_NUMBER]
         # A name that begins with a dot is hidden, and one that begins with a dash looks like an option.
-        job = first(JOBS, "job")[:LONGEST_JOB].strip("./-") or "job"
+        given = first(JOBS, "job")
+        job = re.sub(r"[^A-Za-z0-9._-]", "_", given[:LONGEST_JOB].strip("./-")) or "job"
+        if job != given:  # Jobs whose names differ in other characters have different files.
+            job += "_%08x" % zlib.crc32(given.encode(errors="replace"))
         parts = [job, f"rank{rank}", f"gpu{device}", *restarts, moment, str(os.getpid()), str(self.number)]
         return re.sub(r"[^A-Za-z0-9._-]", "_", "-".join(parts)) + ".pickle"
 

@@ -244,7 +244,8 @@ impl Figures {
             out_of_memory_errors: sum("num_ooms"),
             ..Self::default()
         };
-        if let Some(host) = process.torch.as_ref().and_then(TorchRecord::host_memory) {
+        let reported = process.torch.as_ref().filter(|_| process.has_reported());
+        if let Some(host) = reported.and_then(TorchRecord::host_memory) {
             (figures.pinned_allocated, figures.pinned_reserved) = (
                 host.peak_allocated.map(Bytes::get),
                 Some(host.peak_reserved.0),

@@ -476,14 +476,15 @@ impl Options {
         } else {
             let report = least::least(&program, search)?;
             end();
-            report.map_or(Ok(()), |report| {
-                self.show(
+            match report {
+                Some(report) => self.show(
                     &report,
                     Trials::Least(&report),
                     report.orders.is_empty(),
                     &identity,
-                )
-            })?;
+                )?,
+                None => first.doubts.iter().for_each(terminal::message),
+            }
             Ok(Exit::Passed)
         }
     }

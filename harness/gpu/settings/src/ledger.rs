@@ -165,6 +165,15 @@ impl Ledger {
         )
     }
 
+    /// Begins new peaks, from what all processes hold.
+    pub fn begin_peaks(&self) {
+        let locked = self.lock();
+        locked.release_ended(None);
+        for (device, peak) in self.0.peaks.iter().enumerate() {
+            peak.store(locked.held_by_others(device, None).0, Ordering::Relaxed);
+        }
+    }
+
     fn lock(&self) -> Locked<'_> {
         let lock = self.0.lock.get();
         // SAFETY: `create` made the lock, and it lives as long as the mapping. After the death of a
@@ -310,7 +319,8 @@ impl LedgerAccount {
 
     /// Runs `change` under the lock. It gets the bytes of a device that others hold; it returns its
     /// result and the new usage of this process. On failure, releases the memory of ended processes
-    /// and retries once. If too many processes are entered, others seem to hold everything.
+    /// and retries once. Ended processes do not count in peaks. If too many processes are entered,
+    /// others seem to hold everything.
     pub fn change<T, E>(
         &mut self,
         device: u32,
@@ -333,7 +343,13 @@ impl LedgerAccount {
             (result, held) = change(others);
         }
         locked.layout.entries[index].held[device].store(held.0, Ordering::Relaxed);
-        locked.layout.peaks[device].fetch_max(held.0.saturating_add(others.0), Ordering::Relaxed);
+        let peak = &locked.layout.peaks[device];
+        let is_higher =
+            |others: Bytes| held.0.saturating_add(others.0) > peak.load(Ordering::Relaxed);
+        if is_higher(others) && others > Bytes::ZERO && locked.release_ended(Some(index)) {
+            others = locked.held_by_others(device, Some(index));
+        }
+        peak.fetch_max(held.0.saturating_add(others.0), Ordering::Relaxed);
         result
     }
 

@@ -308,6 +308,15 @@ def _keep_peaks(torch, device, with_counters):
         _write_statistics(torch, is_end=False)
 
 
+def _keep_host_peaks(torch):
+    """Keeps the peaks of pinned memory that the program is about to reset."""
+    before = dict(_host_peaks)
+    _host_statistics(torch)
+    if _host_peaks != before:
+        # The process may be killed.
+        _write_statistics(torch, is_end=False)
+
+
 def _note_resets(torch):
     """Keeps the peaks of the whole process if the program resets them."""
 
@@ -317,7 +326,7 @@ def _note_resets(torch):
         def keep_and_reset(*device):
             try:
                 if "HostMemory" in name:
-                    _host_statistics(torch)
+                    _keep_host_peaks(torch)
                 else:
                     _keep_peaks(torch, *(device or [None]), "Accumulated" in name)
             except Exception:
@@ -348,7 +357,7 @@ def _write_statistics(torch, is_end=True):
         if is_end:
             found.update(_how_it_ended())
         found["memory_stats"] = _statistics(torch)
-        found["host_memory_stats"] = _host_statistics(torch) if is_end else None
+        found["host_memory_stats"] = _host_statistics(torch)
     except Exception as error:
         found["problem"] = str(error)
 

@@ -16,6 +16,7 @@
 //! libraries' functions; it is loaded into the program, not into this process.
 
 pub mod cache;
+pub mod doubts;
 pub mod environment;
 pub mod errors;
 mod files;

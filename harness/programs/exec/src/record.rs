@@ -181,7 +181,7 @@ impl Process {
     }
 
     /// Returns whether the process ran its exit handlers, so it is known how it ended.
-    pub(crate) fn has_reported(&self) -> bool {
+    pub fn has_reported(&self) -> bool {
         self.torch
             .as_ref()
             .is_some_and(|torch| torch.statistics == Statistics::Reported)

@@ -8,7 +8,7 @@ use harness_gpu_settings::{latency::Latency, limits::Limits};
 
 use crate::record::{DeviceRecord, FailedCalls, HostAhead, Process, Record};
 use crate::torch_record::{InferenceEngine, OtherLibrary, PEAK_ALLOCATED, Statistics, TorchRecord};
-use crate::{errors::ErrorFrame, machine::Machine, process::cause_of, torch};
+use crate::{doubts::Doubt, machine::Machine, process::cause_of, torch};
 
 /// Further function names are only counted.
 const NAMES: usize = 8;
@@ -171,58 +171,7 @@ fn not_computed(process: &Process, settings: &Settings) -> String {
 /// Names the lines that read values which nothing has computed: what depends on them may differ on
 /// a GPU.
 fn uncomputed_reads(record: &Record) -> String {
-    let reads: u64 = record.used().map(|process| process.uncomputed_reads).sum();
-    if reads == 0 {
-        return String::new();
-    }
-    let at = lines_of_reads(record);
-    let at = at
-        .strip_prefix(' ')
-        .map_or_else(String::new, |at| format!(", {at}"));
-    format!(
-        "the program read values that nothing computed ({}{at}): branches on them may have gone \
-         the other way{}\n",
-        count(reads, "read"),
-        if record.has_torch() {
-            "; `--values cpu` decides them"
-        } else {
-            ""
-        }
-    )
-}
-
-/// Why the peaks of a run may differ from those on a GPU: what it read, and its timing.
-pub fn doubts(record: &Record) -> Vec<String> {
-    let reads = uncomputed_reads(record).trim_end().to_owned();
-    [reads, timing_dependence(record, false)]
-        .into_iter()
-        .filter(|doubt| !doubt.is_empty())
-        .collect()
-}
-
-/// The lines that read values which nothing has computed, as in ` at train.py:12`. Empty if they
-/// are unknown.
-pub fn lines_of_reads(record: &Record) -> String {
-    lines(record, |process| &process.uncomputed_reads_at)
-}
-
-fn lines(record: &Record, of: impl Fn(&Process) -> &Vec<ErrorFrame>) -> String {
-    let mut lines: Vec<String> = Vec::new();
-    for line in record.used().flat_map(of).map(ErrorFrame::short) {
-        if !lines.contains(&line) {
-            lines.push(line);
-        }
-    }
-    let more = if lines.len() > NAMES {
-        format!(" and {} more", lines.len() - NAMES)
-    } else {
-        String::new()
-    };
-    if lines.is_empty() {
-        String::new()
-    } else {
-        format!(" at {}{more}", lines[..lines.len().min(NAMES)].join(", "))
-    }
+    Doubt::reads(record).map_or_else(String::new, |doubt| format!("{doubt}\n"))
 }
 
 /// Returns whether an exception unrelated to memory or injected failures ended the process.
@@ -372,11 +321,14 @@ fn how_it_ended(record: &Record) -> String {
 
 /// Whether the peaks depend on the timing of the GPU, and their range if it is known.
 fn timing(record: &Record, events: Events) -> String {
-    if !record.depends_on_timing() {
+    let Some(doubt) = Doubt::timing(record) else {
         return String::new();
-    }
+    };
     // A block that waits for long hides those behind it.
-    let dependence = timing_dependence(record, events == Events::Instant);
+    let dependence = doubt.sentence(&match events {
+        Events::Instant => format!(" {}", count(record.waits_of_frees(), "time")),
+        Events::Synchronize | Events::Lag(_) => String::new(),
+    });
     let extremes = record
         .host_ahead
         .as_ref()
@@ -396,28 +348,6 @@ fn timing(record: &Record, events: Events) -> String {
         .to_owned()
     });
     format!("{dependence}: {others}\n")
-}
-
-/// Why peaks depend on the timing of the GPU. Empty if they do not.
-fn timing_dependence(record: &Record, counts: bool) -> String {
-    let waits = record.waits_of_frees();
-    let times = if counts {
-        format!(" {}", count(waits, "time"))
-    } else {
-        String::new()
-    };
-    let waited = format!("freed memory waited{times} for another stream");
-    let polled = format!(
-        "the program asked whether the GPU had finished{}",
-        lines(record, |process| &process.polled_at)
-    );
-    let has_polled = record.used().any(|process| !process.polled_at.is_empty());
-    match (waits > 0, has_polled) {
-        (false, false) => String::new(),
-        (true, false) => format!("{waited}, so peaks depend on timing"),
-        (false, true) => format!("{polled}, so peaks can depend on timing"),
-        (true, true) => format!("{waited}, and {polled}, so peaks depend on timing"),
-    }
 }
 
 /// The device memory that all processes hold together at most, from a GPU that keeps up with the
@@ -737,13 +667,13 @@ fn of_torch(process: &Process) -> String {
 /// Page-locked memory of the host, if the process used much of it and torch reported it.
 fn of_host(process: &Process) -> Option<String> {
     let host = process.torch.as_ref()?.host_memory()?;
-    host.is_of_program().then(|| {
-        format!(
-            "pinned host memory: {}; at the end {}",
-            host.peaks(),
-            host.now()
-        )
-    })
+    let peaks = host.peaks();
+    let end = match process.has_reported() {
+        true => format!("at the end {}", host.now()),
+        false => "later peaks are unknown, because the process was killed".to_owned(),
+    };
+    host.is_of_program()
+        .then(|| format!("pinned host memory: {peaks}; {end}"))
 }
 
 fn of_engine(engine: &InferenceEngine) -> String {

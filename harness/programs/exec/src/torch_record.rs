@@ -47,7 +47,7 @@ pub struct TorchRecord {
     #[serde(default, skip_serializing)]
     pub earlier: BTreeMap<String, Map<String, Value>>,
     /// `torch.cuda.host_memory_stats()` at exit, if the process used page-locked memory and this
-    /// version of torch counts it.
+    /// version of torch counts it. Of a killed process, those before the last reset of peaks.
     #[serde(default)]
     pub host_memory_stats: Option<Map<String, Value>>,
     /// Why there are no statistics.
@@ -312,7 +312,7 @@ impl TorchRecord {
     }
 
     /// The out of memory errors; `None` if they are unknown.
-    pub(crate) fn ooms(&self) -> Option<u64> {
+    pub fn ooms(&self) -> Option<u64> {
         match &self.other_library {
             Some(library) => library.errors,
             None => self.figure("num_ooms"),

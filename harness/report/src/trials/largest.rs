@@ -1,6 +1,9 @@
 //! The largest value of a parameter that fits on each GPU.
 
+use std::collections::BTreeSet;
+
 use harness_allocator::units::Bytes;
+use harness_exec::doubts::Doubt;
 use harness_exec::trials::largest::{Evidence, LargestReport, LargestRow};
 
 use super::{Grid, Parts, notes_on_doubts, words};
@@ -80,6 +83,31 @@ fn bytes(saved: i64) -> String {
     format!("{sign}{}", Bytes(saved.unsigned_abs()))
 }
 
+/// Names the commands whose requests do not depend on the value.
+fn without_effect(report: &LargestReport) -> BTreeSet<String> {
+    let is_all = report.rows.iter().all(|row| row.has_no_effect);
+    let rows = report.rows.iter().filter(|row| row.has_no_effect);
+    rows.map(|row| {
+        let lever = row.lever.as_ref();
+        let lever = lever.map_or_else(|| "no lever".to_owned(), ToString::to_string);
+        let others = row.others.iter();
+        let with: String = others
+            .map(|(name, value)| format!(", {name} {value}"))
+            .collect();
+        let with = if is_all {
+            String::new()
+        } else {
+            format!("With {lever}{with}: ")
+        };
+        format!(
+            "{with}{} program made the same requests with different values: does it use {}?",
+            if is_all { "The" } else { "the" },
+            report.parameter
+        )
+    })
+    .collect()
+}
+
 fn notes(report: &LargestReport) -> Vec<String> {
     let name = &report.parameter;
     let mut notes = Vec::new();
@@ -112,11 +140,7 @@ fn notes(report: &LargestReport) -> Vec<String> {
             report.largest
         ));
     }
-    if report.has_no_effect {
-        notes.push(format!(
-            "The program made the same requests with different values: does it use {name}?"
-        ));
-    }
+    notes.extend(without_effect(report));
     let has = |basis: Evidence| report.rows.iter().any(|row| row.basis == basis);
     if has(Evidence::NextPredicted) {
         notes.push(format!(
@@ -137,11 +161,9 @@ fn notes(report: &LargestReport) -> Vec<String> {
              itself on this GPU."
         ));
     }
-    let mut doubts: Vec<String> = Vec::new();
-    for doubt in report.rows.iter().flat_map(|row| &row.doubts) {
-        if !doubts.contains(doubt) {
-            doubts.push(doubt.clone());
-        }
+    let mut doubts = Vec::new();
+    for row in &report.rows {
+        Doubt::add(&mut doubts, &row.doubts);
     }
     notes.extend(notes_on_doubts(&doubts));
     if report.is_interrupted {
@@ -156,8 +178,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_doubts_of_all_rows_are_shown_once() {
-        let row = |doubts: &[&str]| LargestRow {
+    fn the_doubts_of_all_rows_are_one() {
+        let timing = |line: &str| Doubt::Timing {
+            waits: 0,
+            at: vec![line.to_owned()],
+        };
+        let row = |doubts: Vec<Doubt>| LargestRow {
             gpu: "h200-141".to_owned(),
             memory: 141 << 30,
             alloc_conf: None,
@@ -172,15 +198,23 @@ mod tests {
             is_refuted: false,
             exception: None,
             failure: None,
-            doubts: doubts.iter().map(|doubt| (*doubt).to_owned()).collect(),
+            has_no_effect: false,
+            doubts,
         };
         let report = LargestReport {
             parameter: "batch".to_owned(),
             smallest: 1,
             largest: 8,
-            rows: vec![row(&[]), row(&["b", "a"]), row(&["a", "c"])],
+            rows: vec![
+                row(vec![]),
+                row(vec![timing("b.py:2")]),
+                LargestRow {
+                    lever: Some("half".to_owned()),
+                    has_no_effect: true,
+                    ..row(vec![timing("a.py:1")])
+                },
+            ],
             runs: 3,
-            has_no_effect: false,
             is_interrupted: false,
         };
         let notes = notes(&report);
@@ -188,7 +222,16 @@ mod tests {
             .iter()
             .filter(|note| note.starts_with("Uncertain"))
             .collect();
-        assert_eq!(doubts, ["Uncertain: b.", "Uncertain: a.", "Uncertain: c."]);
+        assert_eq!(
+            doubts,
+            [
+                "Uncertain: the program asked whether the GPU had finished at b.py:2, a.py:1, so \
+              peaks can depend on timing."
+            ]
+        );
+        let with = "With half: the program made the same requests with different values: does it \
+                    use batch?";
+        assert!(notes.iter().any(|note| note == with), "{notes:?}");
         let has = |text: &str| notes.iter().any(|note| note.contains(text));
         assert!(has("by replays of what other rows recorded"), "{notes:?}");
     }

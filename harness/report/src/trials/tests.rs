@@ -222,7 +222,11 @@ fn the_least_memory_is_shown_by_the_order_of_addresses() {
         order("reuse", 798, true),
     ];
     let report = LeastReport {
-        doubts: vec!["the program read values".to_owned()],
+        doubts: vec![Doubt::UncomputedReads {
+            reads: 1,
+            at: Vec::new(),
+            has_torch: true,
+        }],
         plenty: 8192 * MIB,
         peak_reserved: 1024 * MIB,
         orders,

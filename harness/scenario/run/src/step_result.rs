@@ -5,7 +5,8 @@ use std::collections::BTreeMap;
 use harness_allocator::allocator::AllocatorError;
 use harness_allocator::units::{Bytes, Nanos};
 use harness_record::{
-    Cause, CauseKind, FailedRequest, MemoryFigures, Outcome, Recovery, Table, causes,
+    Cause, CauseKind, FailedRequest, MemoryFigures, Outcome, ProcessFigures, Recovery, Table,
+    causes,
 };
 use harness_scenario::{Expected, Position, ReportKey, Step};
 use serde::{Deserialize, Serialize};
@@ -21,6 +22,8 @@ pub(crate) struct StepResult {
     pub(crate) size: Option<Bytes>,
     /// The figures of the program of an `exec` step.
     pub(crate) program: Option<MemoryFigures>,
+    /// Those of its processes. A name goes before that of the step.
+    pub(crate) programs: Vec<ProcessFigures>,
     /// The recovery record of a step with policies.
     pub(crate) recovery: Option<Recovery>,
 }

@@ -240,3 +240,23 @@ fn other_files_are_refused_and_a_ledger_is_never_created_twice() {
     );
     assert!(Ledger::create(&path).is_err());
 }
+
+#[test]
+fn an_ended_process_does_not_count_in_later_peaks() {
+    let (_folder, path) = folder();
+    let mut own = LedgerAccount::new(Some(Ledger::create(&path).unwrap()));
+    let mut child = std::process::Command::new("cat")
+        .stdin(std::process::Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut other = account_of(Ledger::open(&path).unwrap(), child.id());
+    hold(&mut own, 3).unwrap();
+    hold(&mut other, 4).unwrap();
+    assert_eq!(own.ledger().unwrap().peak(0), Bytes(7));
+    child.kill().unwrap();
+    child.wait().unwrap();
+    hold(&mut own, 5).unwrap();
+    assert_eq!(own.ledger().unwrap().peak(0), Bytes(7));
+    own.ledger().unwrap().begin_peaks();
+    assert_eq!(own.ledger().unwrap().peak(0), Bytes(5));
+}

@@ -1,6 +1,7 @@
 //! Summaries as users see them.
 #![allow(clippy::unwrap_used)]
 
+use crate::errors::ErrorFrame;
 use harness_gpu_settings::gpus::Gpu;
 use serde_json::json;
 

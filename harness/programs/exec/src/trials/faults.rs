@@ -19,6 +19,7 @@ use super::observed::{Ending, Observed};
 use super::part::Part;
 use super::which::{Which, spread};
 use super::{Program, Trial};
+use crate::doubts::Doubt;
 use crate::torch_record::Caller;
 use crate::{errors::ErrorFrame, process::End, timeline::ProgramTimeline};
 
@@ -65,7 +66,7 @@ pub struct FaultReport {
     pub left_out: usize,
     /// Why its figures may differ from those on a GPU.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub doubts: Vec<String>,
+    pub doubts: Vec<Doubt>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub part: Option<Part>,
 }

@@ -24,6 +24,7 @@ use serde::Serialize;
 use super::observed::{Ending, Observed};
 use super::runner::First;
 use super::{Trial, each, replay};
+use crate::doubts::Doubt;
 use crate::torch_record::Caller;
 
 /// The most values of a parameter.
@@ -226,6 +227,8 @@ named_enum! {
         NextPredicted = "next predicted",
         /// Replays of recordings of other rows.
         Predicted = "predicted",
+        /// Nothing: the search ended early.
+        Failed = "failed",
     }
 }
 
@@ -237,8 +240,6 @@ pub struct LargestReport {
     pub rows: Vec<LargestRow>,
     /// The number of runs, of all rows together.
     pub runs: usize,
-    /// `true` if recordings with several values have the same requests.
-    pub has_no_effect: bool,
     pub is_interrupted: bool,
 }
 
@@ -273,9 +274,11 @@ pub struct LargestRow {
     pub exception: Option<u64>,
     /// Why the search ended early.
     pub failure: Option<String>,
-    /// Why its figures may differ from those on a GPU, from its first run with such a reason.
+    /// `true` if recordings of its command with several values have the same requests.
+    pub has_no_effect: bool,
+    /// Why its figures may differ from those on a GPU.
     #[serde(skip_serializing_if = "Vec::is_empty")]
-    pub doubts: Vec<String>,
+    pub doubts: Vec<Doubt>,
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
@@ -360,8 +363,8 @@ struct Model {
     is_of_another: bool,
     /// `true` if runs contradict a prediction of more recordings than a line needs.
     is_irregular: bool,
-    /// Those of the first run with some.
-    doubts: Vec<String>,
+    /// Those of its runs.
+    doubts: Vec<Doubt>,
 }
 
 /// What replays predict.
@@ -385,7 +388,6 @@ impl<E: Send> LargestSearch<'_, E> {
             largest: values[values.len() - 1],
             rows: Vec::new(),
             runs: 0,
-            has_no_effect: false,
             is_interrupted: false,
         };
         let mut models: Vec<Model> = Vec::new();
@@ -407,6 +409,13 @@ impl<E: Send> LargestSearch<'_, E> {
                 break;
             }
         }
+        let is_constant = |model: &Model| model.is_usable && model.requests.is_constant();
+        for (row, case) in rows.iter_mut().zip(self.cases) {
+            let has_no_effect = |model: &Model| model.of.has_command_of(case) && is_constant(model);
+            if let Some(row) = row {
+                row.has_no_effect = models.iter().any(has_no_effect);
+            }
+        }
         report.rows = rows.into_iter().flatten().collect();
         let is_of_group = |one: &LargestRow, other: &LargestRow| {
             (&one.gpu, &one.alloc_conf, &one.others)
@@ -416,8 +425,6 @@ impl<E: Send> LargestSearch<'_, E> {
             group.sort_by_key(|row| (row.lever.is_some(), Reverse(row.saves)));
         }
         report.runs = report.rows.iter().map(|row| row.runs).sum();
-        let is_constant = |model: &Model| model.is_usable && model.requests.is_constant();
-        report.has_no_effect = models.iter().any(is_constant);
         Ok(report)
     }
 
@@ -461,12 +468,19 @@ impl<E: Send> LargestSearch<'_, E> {
         Some((index, row.peak_reserved))
     }
 
-    /// Predicts the peak of a value.
+    /// Predicts the peak of a value, if all models that are evidence for this case agree.
     fn peak(&self, case: &LargestCase, models: &[Model], index: usize) -> Option<Bytes> {
-        let is_own = |model: &&Model| model.is_confirmed && model.of.is_like(case);
-        let replayed = self.replay(case, models.iter().find(is_own)?, index)?;
-        let peak = Bytes(replayed.stats.reserved_bytes.all.peak);
-        replayed.oom.is_none().then_some(peak)
+        let of = |guess: &Guess| {
+            let replayed = self.replay(case, &models[guess.model], index)?;
+            let peak = Bytes(replayed.stats.reserved_bytes.all.peak);
+            replayed.oom.is_none().then_some(peak)
+        };
+        let guesses = self.agreeing(case, models)?;
+        let peak = of(guesses.first()?)?;
+        guesses
+            .iter()
+            .all(|guess| of(guess) == Some(peak))
+            .then_some(peak)
     }
 
     /// Also returns the peak with the value `base`, if that ran. Returns `None` if the user
@@ -508,14 +522,13 @@ impl<E: Send> LargestSearch<'_, E> {
             row.runs += tried.len();
             for (index, run) in tried.into_iter().zip(runs) {
                 let Some(run) = run else { return Ok(None) };
-                if row.doubts.is_empty() {
-                    row.doubts.clone_from(&run.observed.doubts);
-                }
+                Doubt::add(&mut row.doubts, &run.observed.doubts);
                 match self.judge(case, &run.observed) {
                     Ok(outcome) => known.0.insert(index, outcome),
                     Err(why) => {
                         let name = &self.parameter.name;
                         row.failure = Some(format!("with {name} {} it {why}", values[index]));
+                        row.basis = Evidence::Failed;
                         return Ok(Some((row, None)));
                     }
                 };
@@ -568,6 +581,7 @@ impl<E: Send> LargestSearch<'_, E> {
             is_refuted: false,
             exception: None,
             failure: None,
+            has_no_effect: false,
             doubts: Vec::new(),
         }
     }
@@ -883,9 +897,7 @@ fn learn(
             doubts: Vec::new(),
         });
     }
-    if models[index].doubts.is_empty() {
-        models[index].doubts.clone_from(&run.observed.doubts);
-    }
+    Doubt::add(&mut models[index].doubts, &run.observed.doubts);
     // PyTorch reads the amount of free memory for the text of an out-of-memory error.
     let adapts = run.observed.reads_free_memory && run.observed.ooms == Some(0);
     models[index].is_usable &= !adapts && is_predictable;

@@ -9,6 +9,7 @@ use serde::{Deserialize, Serialize};
 
 use super::part::Part;
 use super::{Program, Trial, observed::Observed};
+use crate::doubts::Doubt;
 
 /// The granularity of memory sizes.
 const PAGE: Bytes = Bytes::mib(2);
@@ -37,7 +38,7 @@ pub struct LeastReport {
     pub orders: Vec<OrderLeast>,
     /// Why its figures may differ from those on a GPU.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub doubts: Vec<String>,
+    pub doubts: Vec<Doubt>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub part: Option<Part>,
 }

@@ -11,6 +11,7 @@ use super::faults::FaultReport;
 use super::least::LeastReport;
 use super::part::Part;
 use super::settings::{self, SettingsReport};
+use crate::doubts::Doubt;
 
 /// What the shards of a run have in common, by name: the version of harness, the command, its
 /// options, the machine, torch, and the figures of the first run.
@@ -92,19 +93,19 @@ impl Report {
                 all.cases.extend(more.cases);
                 all.left_out += more.left_out;
                 all.second = all.second.take().or(more.second);
-                join(&mut all.doubts, more.doubts);
+                Doubt::add(&mut all.doubts, &more.doubts);
             }
             (Self::Least(all), Self::Least(more))
                 if (all.plenty, all.peak_reserved) == (more.plenty, more.peak_reserved) =>
             {
                 all.orders.extend(more.orders);
-                join(&mut all.doubts, more.doubts);
+                Doubt::add(&mut all.doubts, &more.doubts);
             }
             (Self::Settings(all), Self::Settings(more)) if all.memory == more.memory => {
                 all.rows.extend(more.rows);
                 all.is_interrupted |= more.is_interrupted;
                 all.unpredicted = all.unpredicted.take().or(more.unpredicted);
-                join(&mut all.doubts, more.doubts);
+                Doubt::add(&mut all.doubts, &more.doubts);
             }
             _ => return Err("the program or its options"),
         }
@@ -122,15 +123,6 @@ impl Report {
                 report.rows.sort_by_key(|row| position(&row.alloc_conf));
                 report.best = settings::best(&report.rows);
             }
-        }
-    }
-}
-
-/// Adds the doubts of another shard that are new.
-fn join(doubts: &mut Vec<String>, more: Vec<String>) {
-    for doubt in more {
-        if !doubts.contains(&doubt) {
-            doubts.push(doubt);
         }
     }
 }

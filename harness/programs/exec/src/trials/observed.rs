@@ -9,13 +9,13 @@ use harness_allocator::units::Bytes;
 use harness_gpu_settings::attempts::{self, Attempt};
 use harness_gpu_settings::latency::Latency;
 
+use crate::doubts::Doubt;
 use crate::errors::{ErrorFrame, OutOfMemoryError, failed_calls};
 use crate::files::numbered;
 use crate::hang::{Hang, processes};
 use crate::machine::Machine;
 use crate::process::End;
 use crate::record::{Process, Record, SlowCalls, struck};
-use crate::summary::doubts;
 use crate::torch_record::{Caller, PEAK_ALLOCATED, TorchRecord};
 
 const LAST_LINES: usize = 10;
@@ -86,8 +86,8 @@ pub struct Observed {
     pub late_import: Option<String>,
     /// The last lines of its standard error, if kept.
     pub last_lines: Vec<String>,
-    /// Why its figures may differ from those on a GPU ([`doubts`]).
-    pub doubts: Vec<String>,
+    /// Why its figures may differ from those on a GPU.
+    pub doubts: Vec<Doubt>,
 }
 
 /// Device allocation attempts and out of memory errors of a rank, in order.
@@ -199,7 +199,7 @@ impl Observed {
             port_in_use: error_output.map_or(Ok(None), port_in_use)?,
             late_import: torches().find_map(|torch| torch.late_import.clone()),
             last_lines: error_output.map_or_else(|| Ok(Vec::new()), last_lines)?,
-            doubts: doubts(record),
+            doubts: Doubt::of(record),
         })
     }
 

@@ -6,6 +6,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 use std::{io, process::Stdio};
 
+use harness_allocator::hash::fnv1a;
+use harness_base::files::slug;
 use harness_trace::program::RecordedProgram;
 
 use super::copies::Copies;
@@ -197,7 +199,11 @@ fn name(trial: &Trial) -> String {
         let order = trial.addresses.map(|order| format!("-{order}"));
         format!("{}{}", trial.memory.0 >> 20, order.unwrap_or_default())
     };
-    let conf = trial.alloc_conf.as_deref().map(harness_base::files::slug);
+    let conf = trial.alloc_conf.as_deref().map(|conf| match slug(conf) {
+        // The hash keeps long settings apart.
+        name if conf.len() > name.len() => format!("{name}-{:016x}", fnv1a(conf.as_bytes())),
+        name => name,
+    });
     rank.into_iter()
         .chain(fault)
         .chain(trial.faults.is_empty().then(machine))

@@ -13,6 +13,7 @@ use super::least::{self, OrderLeast, Search};
 use super::observed::{Ending, Observed};
 use super::part::Part;
 use super::{Program, Trial};
+use crate::doubts::Doubt;
 use crate::process::End;
 
 /// A run that held more than this percentage of the memory was close to its limit.
@@ -33,7 +34,7 @@ pub struct SettingsReport {
     pub unpredicted: Option<String>,
     /// Why its figures may differ from those on a GPU.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub doubts: Vec<String>,
+    pub doubts: Vec<Doubt>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub part: Option<Part>,
 }

@@ -16,7 +16,6 @@ use std::collections::BTreeMap;
 
 use harness_allocator::allocator::{AllocatorSpec, PrivatePoolId, caching::Config};
 use harness_allocator::device::{Clock, DeviceInfo, EventId, StreamId};
-use harness_allocator::units::Bytes;
 
 pub(crate) use self::buffers::{BufferKey, buffer_name};
 pub(crate) use self::look_up::{Figures, RankFigures};
@@ -265,17 +264,11 @@ impl RunContext {
                 .sum::<Option<u64>>()
         };
         let peaks = self.rig.together().figures(0, 0);
-        let is_known = |peak: fn(&MemoryFigures) -> Option<Bytes>| {
-            !self.processes.has_parallel_programs
-                && each.iter().all(|one| peak(&one.figures).is_some())
-        };
+        let is_allocation_known = !self.processes.has_parallel_programs
+            && each.iter().all(|one| one.figures.peak_allocated.is_some());
         let together = MemoryFigures {
-            peak_reserved: peaks
-                .peak_reserved
-                .filter(|_| is_known(|one| one.peak_reserved)),
-            peak_allocated: peaks
-                .peak_allocated
-                .filter(|_| is_known(|one| one.peak_allocated)),
+            peak_reserved: peaks.peak_reserved,
+            peak_allocated: peaks.peak_allocated.filter(|_| is_allocation_known),
             ooms: sum(|one| one.ooms),
             retries: sum(|one| one.retries),
         };

@@ -301,22 +301,39 @@ impl Processes {
         }
     }
 
-    /// Notes the figures of the program of an `exec` step.
+    /// Notes the figures of the processes of an `exec` step. `held` is the most that all programs
+    /// and processes ever held together, which counts if several ran at the same time.
     pub(crate) fn note_exec(
         &mut self,
         rig: &mut Rig,
-        name: &str,
-        figures: MemoryFigures,
+        programs: &[ProcessFigures],
+        held: Bytes,
         is_alone: bool,
     ) {
-        self.add(name, figures);
+        for program in programs {
+            self.add(&program.name, program.figures);
+        }
         rig.set_elsewhere(self.held(None));
-        self.has_parallel_programs |= !is_alone;
-        if let (Some(reserved), true) = (figures.peak_reserved, is_alone) {
-            rig.plot_exec(Peaks {
+        match programs {
+            [] => {}
+            &[
+                ProcessFigures {
+                    figures:
+                        MemoryFigures {
+                            peak_reserved: Some(reserved),
+                            peak_allocated,
+                            ..
+                        },
+                    ..
+                },
+            ] if is_alone => rig.plot_exec(Peaks {
                 reserved,
-                allocated: figures.peak_allocated.unwrap_or_default(),
-            });
+                allocated: peak_allocated.unwrap_or_default(),
+            }),
+            _ => {
+                self.has_parallel_programs = true;
+                rig.plot_parallel(held);
+            }
         }
     }
 

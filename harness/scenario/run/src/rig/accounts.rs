@@ -186,6 +186,18 @@ impl Rig {
         });
     }
 
+    /// Adds the most that programs have held at the same time, if it is a new peak. The allocated
+    /// part is unknown.
+    pub(crate) fn plot_parallel(&mut self, held: Bytes) {
+        if held > self.together.reserved {
+            let own = self.elsewhere.and(self.totals_of_programs()).reserved;
+            self.plot_exec(Peaks {
+                reserved: held.saturating_sub(own),
+                allocated: Bytes::ZERO,
+            });
+        }
+    }
+
     /// The points of the memory curve; empty for a timed run.
     pub fn take_curve(&mut self) -> Vec<CurvePoint> {
         std::mem::take(&mut self.curve).into_points()

@@ -4,7 +4,7 @@
 use std::{collections::BTreeMap, ops::ControlFlow, time::Duration};
 
 use harness_base::words::count;
-use harness_record::{Event, Outcome, StepRecord, Violation};
+use harness_record::{Event, Outcome, ProcessFigures, StepRecord, Violation};
 use harness_scenario::steps::{Action, Step};
 use harness_scenario::{Chain, Expectation, Located, Position, ReportKey};
 
@@ -12,6 +12,7 @@ use super::cursor::{Cursor, Next};
 use super::{RunObserver, RunRequest, StepTimes, execute, frames::frames, kept::Steps};
 use crate::control::{DEFAULT_TIME_LIMIT, Phase};
 use crate::rig::{Checks, StepEnd, Stop};
+use crate::shared_memory::SharedMemory;
 use crate::step_result::{StepResult, Unmet};
 use crate::{context::RunContext, faults::Faults, leaks::Watch, processes::Inside};
 
@@ -71,6 +72,21 @@ struct StepOver<'s> {
 
 /// True if a run or task continues.
 pub(super) type Flow = ControlFlow<()>;
+
+/// Notes the processes of an `exec` step under their names.
+fn note_exec(ctx: &mut RunContext, step: &Step, programs: &mut [ProcessFigures], is_alone: bool) {
+    let name = || match &step.id {
+        Some(id) => id.to_string(),
+        None => step.action.to_string(),
+    };
+    for program in &mut *programs {
+        program.name += &name();
+    }
+    let held = ctx.shared_memory.as_ref().map(SharedMemory::peak);
+    let held = held.unwrap_or_default();
+    ctx.processes
+        .note_exec(&mut ctx.rig, programs, held, is_alone);
+}
 
 fn described(step: &Step, iteration: Option<&str>) -> String {
     let what = format!("{} {}", step.action.kind(), step.action);
@@ -370,15 +386,10 @@ impl Runner<'_, '_> {
         for finding in ctx.rig.take_findings() {
             self.find(finding, Some(step));
         }
-        if let Some(figures) = result.as_ref().and_then(|result| result.program) {
-            let name = step
-                .id
-                .as_ref()
-                .map_or_else(|| step.action.to_string(), ToString::to_string);
-            // Other steps ran at the same time.
+        if let Some(result) = &mut result {
+            // Otherwise other steps ran at the same time.
             let is_alone = self.number == number && ctx.rig.running_programs == 0;
-            ctx.processes
-                .note_exec(&mut ctx.rig, &name, figures, is_alone);
+            note_exec(ctx, step, &mut result.programs, is_alone);
         }
         // A step that was cut short leaves partial state, so later checks would be meaningless.
         let cut_short = result.is_none() || ended.is_none();

@@ -1,20 +1,24 @@
 //! Runs an unmodified PyTorch program on a simulated GPU with the memory of the scenario's device,
 //! or on the run's real GPU under that limit. The scenario and other programs share the memory.
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
-use std::{collections::BTreeMap, fs::File, io, process::Stdio, time::Duration};
+use std::{fs::File, io, process::Stdio, time::Duration};
 
 use harness_allocator::device::{Clock, DeviceError, DeviceInfo, DeviceMemory};
-use harness_allocator::{stats::StatKey, units::Nanos};
+use harness_allocator::stats::StatKey;
+use harness_allocator::units::{Bytes, Nanos};
 use harness_base::{shell, words::count};
 use harness_exec::launch::{Launch, LaunchError, Prepared};
 use harness_exec::process::{End, Started};
+use harness_exec::record::{Process, Record};
 use harness_exec::setup::{Setup, SetupError, with_python};
+use harness_exec::torch_record::{PEAK_ALLOCATED, TorchRecord};
 use harness_exec::trials::faults;
 use harness_exec::trials::observed::{Ending, Observed};
-use harness_exec::{hang::Hang, machine::Machine, record::Record};
+use harness_exec::{hang::Hang, machine::Machine};
 use harness_gpu_settings::{limits::Limits, settings::Settings};
-use harness_record::{MemoryFigures, Outcome};
+use harness_record::{MemoryFigures, Outcome, ProcessFigures};
 use harness_scenario::ReportKey;
 use harness_scenario::steps::Step;
 use harness_scenario::steps::exec::{Exec, ProgramEnd};
@@ -183,12 +187,15 @@ pub(crate) fn run(
     let timelines = machine
         .timelines(ended.folder())
         .map_err(|error| stop(&error))?;
+    let is_alone = step.meanwhile.is_empty() && ctx.rig.running_programs == 0;
+    let shared = ctx.shared_memory.as_ref().filter(|_| is_alone);
+    let together = shared.map(SharedMemory::peak_of_programs);
     let missed = faults::not_reached(&exec.fail, &timelines).map(ToString::to_string);
     let again = reproduce(exec, &machine, conf.as_deref());
     Ok(result(
         step,
         (exec.expected(&ctx.setup.arm, ctx.setup.device), limit),
-        (&record, &observed),
+        (&record, &observed, together),
         missed,
         again,
     ))
@@ -297,7 +304,7 @@ fn reports(record: &Record, observed: &Observed) -> BTreeMap<ReportKey, u64> {
 fn result(
     step: &Step,
     (expected, limit): (ProgramEnd, Duration),
-    (record, observed): (&Record, &Observed),
+    (record, observed, together): (&Record, &Observed, Option<Bytes>),
     missed: Option<String>,
     again: String,
 ) -> StepResult {
@@ -330,7 +337,7 @@ fn result(
         true => Outcome::OutOfMemory,
         false => Outcome::Done,
     };
-    let figures = figures(record, observed);
+    let figures = figures(record, observed, together);
     let known = |figure: Option<String>| figure.unwrap_or_else(|| "unknown".to_owned());
     let per_process = if observed.processes > 1 {
         " of a process"
@@ -359,13 +366,14 @@ fn result(
         notes,
         unmet,
         program: Some(figures),
+        programs: by_process(record, figures),
         ..StepResult::default()
     }
 }
 
 /// The program's figures, as far as they are known. Peaks of several processes or devices need not
-/// coincide.
-fn figures(record: &Record, observed: &Observed) -> MemoryFigures {
+/// coincide. `together` is what all held on a device at the same time, if nothing else ran.
+fn figures(record: &Record, observed: &Observed, together: Option<Bytes>) -> MemoryFigures {
     let is_known = observed.unreported.is_none()
         && record
             .processes
@@ -375,10 +383,52 @@ fn figures(record: &Record, observed: &Observed) -> MemoryFigures {
     let is_single =
         observed.processes <= 1 && used.filter(|device| device.peak_reserved > 0).count() <= 1;
     MemoryFigures {
-        peak_reserved: is_single.then_some(observed.peak_reserved),
+        peak_reserved: match is_single {
+            true => Some(observed.peak_reserved),
+            false => together,
+        },
         peak_allocated: observed.peak_allocated.filter(|_| is_known && is_single),
         ooms: observed.ooms.filter(|_| is_known),
         retries: observed.retries.filter(|_| is_known),
+    }
+}
+
+/// The figures of each process, named as `rank 0 of ` or `process 1 of `. A name is empty if there
+/// is one process.
+fn by_process(record: &Record, all: MemoryFigures) -> Vec<ProcessFigures> {
+    let used = || record.processes.iter().filter(|process| process.used_gpu());
+    let named = |name, figures| ProcessFigures { name, figures };
+    if used().count() < 2 {
+        return vec![named(String::new(), all)];
+    }
+    let rank = |process: &Process| process.torch.as_ref()?.rank.clone();
+    // Children of a rank inherit its number.
+    let ranks: BTreeSet<String> = used().filter_map(rank).collect();
+    let are_ranks = ranks.len() == used().count();
+    let name = |number: usize, process: &Process| match rank(process).filter(|_| are_ranks) {
+        Some(rank) => format!("rank {rank} of "),
+        None => format!("process {number} of "),
+    };
+    (1..)
+        .zip(used())
+        .map(|(number, process)| named(name(number, process), figures_of_process(process)))
+        .collect()
+}
+
+/// Peaks of several devices need not coincide.
+fn figures_of_process(process: &Process) -> MemoryFigures {
+    let devices = process.devices.iter().map(|device| device.peak_reserved);
+    let peaks: Vec<u64> = devices.filter(|peak| *peak > 0).collect();
+    let reported = process.torch.as_ref();
+    let reported = reported.filter(|_| process.unreported().is_none());
+    MemoryFigures {
+        peak_reserved: (peaks.len() < 2).then(|| Bytes(peaks.iter().sum())),
+        peak_allocated: reported
+            .filter(|_| peaks.len() < 2)
+            .and_then(|torch| torch.figure(PEAK_ALLOCATED))
+            .map(Bytes),
+        ooms: reported.and_then(TorchRecord::ooms),
+        retries: reported.and_then(|torch| torch.figure("num_alloc_retries")),
     }
 }
 

@@ -352,11 +352,11 @@ fn a_parameter_without_effect_is_told() {
     let (report, _) = search_by("batch=1..8", &[case("one", 4096)], |case, _| {
         run_of(case, &requests(1))
     });
-    assert!(report.has_no_effect);
+    assert!(report.rows[0].has_no_effect);
     let (report, _) = search_by("batch=1..8", &[case("one", 4096)], |case, value| {
         run_of(case, &requests(value))
     });
-    assert!(!report.has_no_effect);
+    assert!(!report.rows[0].has_no_effect);
 }
 
 #[test]
@@ -391,6 +391,8 @@ fn a_failure_for_another_reason_ends_the_search_of_its_row() {
         Some("with batch 1 it ends with exit code 1: ValueError: odd")
     );
     assert_eq!(report.rows[1].failure, None);
+    let bases = [0, 1].map(|row| report.rows[row].basis);
+    assert_eq!(bases, [Evidence::Failed, Evidence::Confirmed]);
 }
 
 #[test]
@@ -512,6 +514,53 @@ fn a_lever_has_its_own_largest_value_and_the_one_that_saves_most_is_first() {
 }
 
 #[test]
+fn predicted_rows_show_what_a_lever_saves_and_a_lever_can_be_without_effect() {
+    let of = |case: &LargestCase, value: u64| match case.lever.as_ref().map(|it| it.name.as_str()) {
+        Some("half") => vec![100, 20 + 4 * value],
+        Some("fixed") => vec![100, 20],
+        _ => vec![100, 20 + 8 * value],
+    };
+    let kinds = [
+        ("one", (9, 0, 132), 40),
+        ("two", (8, 0, 108), 20),
+        ("three", (8, 6, 84), 10),
+    ];
+    let cases: Vec<LargestCase> = kinds
+        .iter()
+        .flat_map(|(gpu, kind, gib)| {
+            let levers = ["half: --half", "fixed: --fixed"].map(|lever| lever.parse().ok());
+            [None]
+                .into_iter()
+                .chain(levers)
+                .map(move |lever| LargestCase {
+                    kind: *kind,
+                    lever,
+                    ..case(gpu, gib << 10)
+                })
+        })
+        .collect();
+    let (report, _) = search_by("batch=1..100000", &cases, |case, value| {
+        run_of(case, &of(case, value))
+    });
+    let rows: Vec<_> = report
+        .rows
+        .iter()
+        .map(|row| (row.lever.as_deref(), row.saves.map(|saves| saves >> 20)))
+        .collect();
+    let base = ((10 << 10) - 120) / 8;
+    let saves = [
+        (None, None),
+        (Some("fixed"), Some(8 * base)),
+        (Some("half"), Some(4 * base)),
+    ];
+    assert_eq!(rows[6..], saves);
+    assert_eq!(report.rows[8].basis, Evidence::Predicted);
+    for row in &report.rows {
+        assert_eq!(row.has_no_effect, row.lever.as_deref() == Some("fixed"));
+    }
+}
+
+#[test]
 fn levers_have_names_variables_and_arguments() {
     let lever: Lever = "bf16: DTYPE=bfloat16 --batch=8 A=b".parse().unwrap();
     let added = lever.added_to(["python", "train.py"].map(OsString::from).to_vec());
@@ -548,7 +597,10 @@ fn levers_have_names_variables_and_arguments() {
 
 #[test]
 fn rows_of_runs_and_of_predictions_have_the_doubts_of_the_runs() {
-    let doubts = vec!["it read values".to_owned()];
+    let doubts = vec![Doubt::Timing {
+        waits: 1,
+        at: Vec::new(),
+    }];
     let (report, _) = search_by(
         "batch=1..4096",
         &[case("one", 4096), case("two", 24 << 10)],

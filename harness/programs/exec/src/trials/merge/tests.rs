@@ -4,6 +4,14 @@
 use super::*;
 use crate::trials::least::OrderLeast;
 
+fn doubt(reads: u64) -> Doubt {
+    Doubt::UncomputedReads {
+        reads,
+        at: vec!["train.py:12".to_owned()],
+        has_torch: true,
+    }
+}
+
 fn report(index: u32, plenty: u64, orders: &[&str]) -> Report {
     let part = Part {
         shard: Shard { index, count: 2 },
@@ -20,7 +28,7 @@ fn report(index: u32, plenty: u64, orders: &[&str]) -> Report {
         plenty,
         peak_reserved: 4,
         orders: orders.iter().map(order).collect(),
-        doubts: vec![format!("doubt {plenty}")],
+        doubts: vec![doubt(u64::from(index))],
         part: Some(part),
     })
 }
@@ -59,7 +67,7 @@ fn merged_shards_have_the_order_of_the_whole() {
         ["wsl", "linux"]
     );
     assert_eq!((report.part, missing), (None, Vec::new()));
-    assert_eq!(report.doubts, ["doubt 8"]);
+    assert_eq!(report.doubts, [doubt(2)]);
 }
 
 #[test]

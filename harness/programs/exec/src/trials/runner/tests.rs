@@ -128,5 +128,11 @@ fn output_files_are_named_after_the_trials_differences() {
     assert_eq!(with(&["any:12:2"], None), "fault-12");
     assert_eq!(with(&["any:12:1"], None), "fault-12-alone");
     assert_eq!(with(&[], None), "1024-linux");
-    assert!(with(&[], Some("expandable_segments:True")).starts_with("1024-linux-expandable"));
+    assert_eq!(
+        with(&[], Some("expandable_segments:True")),
+        "1024-linux-expandable_segments-true"
+    );
+    let long = |last| format!("roundup_power2_divisions:[256:1,512:2,1024:4,2048:4,>:{last}]");
+    let [four, eight] = [4, 8].map(|last| with(&[], Some(&long(last))));
+    assert_ne!(four, eight);
 }

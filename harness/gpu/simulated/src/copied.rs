@@ -44,13 +44,15 @@ impl<const BYTES: u64> Blocks<BYTES> {
     /// The hash of each group with blocks of a range, which is not empty, and these blocks as bits.
     fn of(start: u64, len: u64) -> impl Iterator<Item = (usize, u64)> {
         let (first, last) = (start / BYTES, start.saturating_add(len - 1) / BYTES);
-        (first / GROUP..=last / GROUP).map(move |group| {
-            let from = first.saturating_sub(group * GROUP);
-            let after = (group * GROUP + GROUP - 1).saturating_sub(last);
-            // The upper bits of a product with 2⁶⁴ divided by the golden ratio.
-            let hash = group.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> (u64::BITS - GROUPS.ilog2());
-            (hash as usize, u64::MAX << from & u64::MAX >> after)
-        })
+        (first / GROUP..=last / GROUP).map(move |group| Self::of_group(group, first, last))
+    }
+
+    const fn of_group(group: u64, first: u64, last: u64) -> (usize, u64) {
+        let from = first.saturating_sub(group * GROUP);
+        let after = (group * GROUP + GROUP - 1).saturating_sub(last);
+        // The upper bits of a product with 2⁶⁴ divided by the golden ratio.
+        let hash = group.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> (u64::BITS - GROUPS.ilog2());
+        (hash as usize, u64::MAX << from & u64::MAX >> after)
     }
 
     fn change(&self, start: u64, len: u64, change: impl Fn(u32) -> u32) {
@@ -66,7 +68,13 @@ impl<const BYTES: u64> Blocks<BYTES> {
         }
     }
 
+    #[inline]
     fn may_know(&self, start: u64, len: u64) -> bool {
+        let (first, last) = (start / BYTES, start.saturating_add(len - 1) / BYTES);
+        if first / GROUP == last / GROUP {
+            let (group, blocks) = Self::of_group(first / GROUP, first, last);
+            return self.known[group].load(Ordering::Relaxed) & blocks != 0;
+        }
         Self::of(start, len)
             .any(|(group, blocks)| self.known[group].load(Ordering::Relaxed) & blocks != 0)
     }
@@ -97,9 +105,9 @@ pub(crate) fn may_know(address: u64) -> bool {
 pub(crate) fn may_know_any(start: u64, len: u64) -> bool {
     match len {
         0 => false,
-        _ if len <= MOST_BLOCKS * 512 => BLOCKS.may_know(start, len),
-        _ if len <= MOST_BLOCKS * (2 << 20) => SEGMENTS.may_know(start, len),
-        _ => true,
+        _ if len > MOST_BLOCKS * (2 << 20) => true,
+        _ if !SEGMENTS.may_know(start, len) => false,
+        _ => len > MOST_BLOCKS * 512 || BLOCKS.may_know(start, len),
     }
 }
 
@@ -118,6 +126,12 @@ impl Kept {
         Self {
             earlier: IS_KEPT.replace(true),
         }
+    }
+
+    /// Returns `None` if launches forget nothing already.
+    pub(crate) fn if_any() -> Option<Self> {
+        let is_any = STORED.load(Ordering::Relaxed) > 0 && !IS_KEPT.replace(true);
+        is_any.then(|| Self { earlier: false })
     }
 }
 

@@ -26,7 +26,7 @@ _LEFT = """
 _efficientzerotensor resize_ set_ record_stream _local_scalar_dense _fused_sdp_choice is_set_to _has_same_storage_numel
 """.split()
 # Operations that consist of others for each device.
-_COMPOSED = "aten::copy_", "aten::convolution", "aten::mv", "aten::ldexp.Tensor"
+_COMPOSED = "aten::copy_", "aten::convolution", "aten::mv", "aten::ldexp.Tensor", "aten::kaiser_window", "aten::kaiser_window.periodic", "aten::kaiser_window.beta"
 # They ignore the earlier values of the tensor that they change.
 _OVERWRITING = "fill_", "zero_", "copy_", "_foreach_zero_", "_foreach_copy_"
 _OVERWRITING_ALL = "_cummax_helper", "_cummin_helper"

@@ -653,27 +653,25 @@ impl Known {
 }
 
 impl Operation {
-    /// Returns whether the operation may read or change known values.
+    /// Returns whether the operation may read or change known values, or makes its result of
+    /// numbers.
     fn concerns(&self, known: &Known, arguments: &[Value]) -> bool {
-        arguments
-            .iter()
-            .enumerate()
-            .any(|(index, argument)| match known.list(argument) {
-                // A kernel can take the addresses of a list in a class with unknown fields. Then
-                // its launch may not forget all that it changes.
-                Some(list) if self.changed & 1 << index != 0 => {
-                    copied::any() && !list.elements.all().is_empty()
-                }
-                Some(list) => list
-                    .elements
-                    .all()
-                    .iter()
-                    .any(|element| known.is_small_on_gpu(element)),
-                None if self.changed & 1 << index != 0 => {
-                    known.is_small_on_gpu(argument) || known.known_range(argument).is_some()
-                }
-                None => known.is_small_on_gpu(argument),
-            })
+        let has_tensors = known.tensors(arguments).any(|value| value.tag == TENSOR);
+        let concerns = |(index, argument): (usize, &Value)| match known.list(argument) {
+            // A kernel can take the addresses of a list in a class with unknown fields. Then its
+            // launch may not forget all that it changes.
+            Some(list) if self.changed & 1 << index != 0 => {
+                copied::any() && !list.elements.all().is_empty()
+            }
+            None if self.changed & 1 << index != 0 => {
+                known.is_small_on_gpu(argument) || known.known_range(argument).is_some()
+            }
+            _ => {
+                let mut tensors = known.elements_of(argument).iter();
+                tensors.any(|tensor| known.is_small_on_gpu(tensor))
+            }
+        };
+        !has_tensors || arguments.iter().enumerate().any(concerns)
     }
 
     /// Returns whether no argument depends on a large tensor or on one that is not known.
@@ -717,6 +715,31 @@ impl Operation {
             Kind::Copy => known.may_copy_by_kernel(arguments),
         };
         is_forgetting && copied::any()
+    }
+
+    /// Returns whether the results of a call are not known because of one of its tensors, and none
+    /// that changes has known bytes. The objects of tensors have the index of their argument.
+    fn only_forgets<'a>(
+        &self,
+        known: &Known,
+        tensors: impl Iterator<Item = (usize, &'a [usize])>,
+    ) -> bool {
+        if ![Kind::Computed, Kind::Unknown].contains(&self.kind) {
+            return false;
+        }
+        let mut is_computable = self.is_on_cpu && self.kind != Kind::Unknown;
+        for (index, objects) in tensors {
+            let has_bit = |bits: u64| bits & 1 << index != 0;
+            for object in objects {
+                let tensor = Value::new(TENSOR, *object);
+                if has_bit(self.changed) && known.known_range(&tensor).is_some() {
+                    return false;
+                }
+                is_computable =
+                    is_computable && (has_bit(self.overwritten) || known.may_be_known(&tensor));
+            }
+        }
+        !is_computable
     }
 
     /// Decides on a call by its tensors.

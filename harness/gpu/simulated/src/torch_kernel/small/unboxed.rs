@@ -140,6 +140,8 @@ pub(super) struct Types {
     /// The indices of tensors and of lists of them, and how many of these lists are no objects.
     tensors: Vec<usize>,
     lists: usize,
+    /// Another list of tensors is an object.
+    has_lists: bool,
     results: Results,
     words_on_stack: usize,
     function: usize,
@@ -237,6 +239,7 @@ impl Types {
         Some(Self {
             tensors: (0..arguments.len()).filter(of_tensors).collect(),
             lists: arguments.iter().filter(is_list).count(),
+            has_lists: arguments.iter().any(|(of, _)| *of == Type::OptionalTensors),
             arguments,
             results,
             words_on_stack,
@@ -252,6 +255,17 @@ impl Call {
             Place::Double(index) => self.doubles[index],
             // SAFETY: the caller has put this argument there.
             Place::Stack(index) => unsafe { *self.stack.add(index) },
+        }
+    }
+
+    /// The tensors of an argument, or the list of tensors if that is an object.
+    fn objects<'a>(&self, (of, [first, second]): (Type, [Place; 2])) -> &'a [usize] {
+        let address = self.word(first);
+        match of {
+            Type::Tensors => objects(address, self.word(second) as usize),
+            // SAFETY: C++ passes the address of an optional tensor, which has a flag behind it.
+            Type::OptionalTensor if unsafe { word(address as usize, 1) } as u8 != 1 => &[],
+            _ => objects(address, 1),
         }
     }
 
@@ -322,28 +336,19 @@ impl Arguments {
             self.reserve(types, call);
         }
         for &index in &types.tensors {
-            let (of, places) = &types.arguments[index];
-            let word = |place: usize| call.word(places[place]) as usize;
-            // SAFETY: C++ passes the address of an object of this type. An optional tensor has a
-            // flag behind it.
-            let object = |offset: usize| unsafe {
-                ptr::with_exposed_provenance::<usize>(word(0))
-                    .add(offset)
-                    .read()
-            };
-            let value = match of {
-                Type::Tensor => Value::new(TENSOR, object(0)),
-                Type::OptionalTensor if object(1) as u8 == 1 => Value::new(TENSOR, object(0)),
-                Type::OptionalTensors => Value::new(known.list_tag, object(0)),
-                Type::Tensors => {
-                    let objects = objects(word(0) as u64, word(1)).iter();
+            let argument = types.arguments[index];
+            let objects = call.objects(argument);
+            let value = match (argument.0, objects) {
+                (Type::OptionalTensors, [list]) => Value::new(known.list_tag, *list),
+                (Type::Tensors, _) => {
                     let first = self.tensors.len();
-                    let tensors = objects.map(|object| Value::new(TENSOR, *object));
+                    let tensors = objects.iter().map(|object| Value::new(TENSOR, *object));
                     self.tensors.extend(tensors);
                     let list = known.lists[0].over(&mut self.tensors[first..]);
                     self.lists.push(list);
                     Value::new(known.list_tag, address(&self.lists[self.lists.len() - 1]))
                 }
+                (_, [object]) => Value::new(TENSOR, *object),
                 _ => Value::new(NONE, 0),
             };
             self.values[index] = MaybeUninit::new(value);
@@ -510,13 +515,35 @@ unsafe extern "C-unwind" fn enter(index: u32, call: &mut Call) -> bool {
         .get()
         .expect("the layouts are known before an entry exists");
     call.function = types.function;
-    let mut arguments = Arguments::new();
-    arguments.add_tensors(known, types, call);
     let Some(operation) = operation else {
-        arguments.add_others(known, types, call);
-        watch(known, types, call, &arguments);
+        watch(known, types, call);
         return true;
     };
+    // Calls for large tensors are the most, so they get no values for their arguments.
+    let tensors = types.tensors.iter();
+    let tensors = tensors.map(|index| (*index, call.objects(types.arguments[*index])));
+    if !types.has_lists && operation.only_forgets(known, tensors) {
+        let Some(kept) = Kept::if_any() else {
+            return false;
+        };
+        // SAFETY: the state is that of the call, with this many words on the stack.
+        unsafe { harness_small_call(call, types.words_on_stack) };
+        Around::Forget(Vec::new(), kept).after(known, call.results(&types.results));
+        return true;
+    }
+    enter_with_values(known, operation, types, call)
+}
+
+/// As [`enter`], for any call of an operation.
+#[inline(never)]
+fn enter_with_values(
+    known: &Known,
+    operation: &'static Operation,
+    types: &Types,
+    call: &mut Call,
+) -> bool {
+    let mut arguments = Arguments::new();
+    arguments.add_tensors(known, types, call);
     let around = match operation.plan(known, arguments.all()) {
         Plan::Leave => return false,
         Plan::Forget(changed) => Around::Forget(changed, Kept::new()),
@@ -532,7 +559,10 @@ unsafe extern "C-unwind" fn enter(index: u32, call: &mut Call) -> bool {
 }
 
 /// Calls a kernel of the CPU, and describes the call.
-fn watch(known: &Known, types: &Types, call: &mut Call, arguments: &Arguments) {
+fn watch(known: &Known, types: &Types, call: &mut Call) {
+    let mut arguments = Arguments::new();
+    arguments.add_tensors(known, types, call);
+    arguments.add_others(known, types, call);
     let mut text = String::new();
     describe(known, arguments.all(), &mut text);
     // SAFETY: the state is that of the call, with this many words on the stack.

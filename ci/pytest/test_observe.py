@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import time
+import zlib
 
 import pytest
 
@@ -33,7 +34,7 @@ def test_the_last_errors_leave_snapshots_named_by_job_and_rank(tmp_path, command
     result = run(tmp_path, PROGRAM, command, HARNESS_OBSERVE=variable, **settings)
     assert result.stdout == "out of memory 0\nout of memory 1\nout of memory 2\n"
     names = sorted(os.listdir(tmp_path / "snapshots"))
-    job = "job_7" * 24
+    job = "job_7" * 24 + "_%08x" % zlib.crc32(settings["TORCHELASTIC_RUN_ID"].encode())
     assert [re.sub(r"-\d{8}-\d{6}-\d+-", "-", name) for name in names] == [f"{job}-rank3-gpu0-restart1-{number}.pickle" for number in (2, 3)]
     explained = subprocess.run(["harness", "explain", tmp_path / "snapshots" / names[-1]], text=True, capture_output=True, check=True).stdout
     assert "The program is too large by 352 MiB" in explained and "program.py:7" in explained

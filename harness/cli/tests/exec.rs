@@ -2606,6 +2606,11 @@ fn what_copies_would_share_is_named_and_each_run_starts_anew(world: World) {
         ),
         ("out, into = os.pipe()", "it has opened pipe:"),
         ("os.dup2(2, 1)", "it redirects its output"),
+        // pytest does this to capture output.
+        (
+            "kept = os.dup(1)",
+            "it has another descriptor of its output",
+        ),
         (
             "size = torch.ctypes.c_size_t(); \
              torch.cuda._runtime.cudaMemGetInfo(torch.ctypes.byref(size), \

@@ -57,7 +57,7 @@ def _obstacle(core, ctypes):
         if _INHERITED.get(number) == file or kind in (stat.S_IFCHR, stat.S_IFDIR):
             continue
         if kind != stat.S_IFREG or _flags(number) & _WRITES:
-            return "has opened %s" % file
+            return "has another descriptor of its output" if file.startswith(_RUN) else "has opened %s" % file
     for number, name in _OUTPUTS.items():
         if not os.path.samestat(os.fstat(number), os.stat(os.path.join(_RUN, name))):
             return "redirects its output"

@@ -157,7 +157,7 @@ for job in ("../../x/y", "x/y", "x_y", "..", "-rf"):
     except torch.OutOfMemoryError:
         pass
 """
-    run(tmp_path, program)
+    run(tmp_path, program, HARNESS_OBSERVE_KEEP="5")
     names = sorted(os.listdir(tmp_path / "snapshots"))
     jobs = [name.partition("-rank0")[0] for name in names]
     assert len(set(jobs)) == 5 and "x_y" in jobs, jobs

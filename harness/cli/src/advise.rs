@@ -73,7 +73,12 @@ pub(super) struct Advise {
     explain_advice: Option<u32>,
     /// The file for `--explain-advice`: a scenario, with its trace in the same folder; or if the
     /// name ends in `.pickle`, a memory snapshot of the changed program on the same memory.
-    #[arg(long, value_name = "FILE.yaml", requires = "explain_advice")]
+    #[arg(
+        long,
+        value_name = "FILE.yaml",
+        requires = "explain_advice",
+        value_parser = arguments::output(),
+    )]
     out: Option<PathBuf>,
     /// Print all settings that were tried, and all changes in the program.
     #[arg(long, short)]

@@ -98,7 +98,7 @@ pub(super) struct Bench {
     ci: Ci,
     /// Write the medians to this file in the format `customSmallerIsBetter` of
     /// github-action-benchmark.
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, value_name = "FILE", value_parser = arguments::output())]
     smaller_is_better: Option<PathBuf>,
     /// The output format. `json` prints the record of the run, with the median of each round, and
     /// nothing else.

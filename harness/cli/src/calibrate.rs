@@ -14,7 +14,7 @@ use harness_gpu_settings::workspaces::CudnnWorkspace;
 
 use super::error::{CliError, Failures};
 use super::exit::{self, Exit};
-use super::{device, interrupt, probe, terminal};
+use super::{arguments, device, interrupt, probe, terminal};
 
 const EXAMPLES: &str = "Examples:
   harness calibrate
@@ -41,7 +41,7 @@ pub(super) struct Calibrate {
     #[arg(long, value_name = "DEVICE")]
     device: Option<DeviceChoice>,
     /// The file to write or replace [default: a file in scenarios/devices with the profile's name].
-    #[arg(long, short, value_name = "FILE")]
+    #[arg(long, short, value_name = "FILE", value_parser = arguments::output())]
     output: Option<PathBuf>,
     /// Measure cuDNN's workspaces of the convolutions in this table, which `harness exec
     /// --unmeasured` wrote, instead of costs. It needs a Python with torch on the GPU machine, and

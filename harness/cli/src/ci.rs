@@ -5,16 +5,16 @@ use clap::Args;
 use harness_base::files;
 use harness_report::github::SUMMARY_LIMIT;
 
-use super::{error::CliError, terminal};
+use super::{arguments, error::CliError, terminal};
 
 #[derive(Args)]
 pub(super) struct Ci {
     /// Append a markdown summary to this file, cut to GitHub's size limit, as in `--summary
     /// "$GITHUB_STEP_SUMMARY"`.
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, value_name = "FILE", value_parser = arguments::output())]
     summary: Option<PathBuf>,
     /// Write passed, failed and skipped runs to this file in JUnit format.
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, value_name = "FILE", value_parser = arguments::output())]
     junit: Option<PathBuf>,
 }
 

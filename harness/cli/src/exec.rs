@@ -5,7 +5,7 @@ mod annotations;
 mod baseline;
 mod failed_cases;
 mod largest;
-pub(crate) mod trials;
+mod trials;
 mod values;
 
 use std::path::{Path, PathBuf};
@@ -178,7 +178,7 @@ pub(super) struct Exec {
     nccl_memory: Option<NcclMemory>,
     /// Write the convolutions with estimated workspaces to this table. `harness calibrate
     /// --workspaces FILE` measures them on a GPU.
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, value_name = "FILE", value_parser = arguments::output())]
     unmeasured: Option<PathBuf>,
     /// The values that the program reads from GPU memory: `copies` (the default), values from small
     /// copies and of operations on tensors of at most 64 elements, as far as their inputs are
@@ -215,19 +215,19 @@ pub(super) struct Exec {
     #[arg(long, value_name = "PATH")]
     python: Vec<PathBuf>,
     /// Write a JSON record of each process to this file.
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, value_name = "FILE", value_parser = arguments::output())]
     record: Option<PathBuf>,
     /// Write a memory snapshot at the end, and explain it if an out-of-memory error ended the
     /// program. Further processes write FILE.rankN.pickle.
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, value_name = "FILE", value_parser = arguments::output())]
     snapshot: Option<PathBuf>,
     /// Write the run as a JUnit test case, which fails if the exit code is not 0.
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, value_name = "FILE", value_parser = arguments::output())]
     junit: Option<PathBuf>,
     /// Compare the memory of the program with this file: peaks, retries, driver calls, and the
     /// bytes of each call site at the peak. The exit code is 1 if they differ. The program then
     /// runs a second time, without output, to find out whether it is deterministic.
-    #[arg(long, value_name = "FILE", conflicts_with = "device")]
+    #[arg(long, value_name = "FILE", conflicts_with = "device", value_parser = arguments::output())]
     baseline: Option<PathBuf>,
     #[command(flatten)]
     annotations: annotations::Annotations,
@@ -521,9 +521,10 @@ impl Exec {
             .into());
         }
         let prepare = |python: &PathBuf| {
-            let setup = Setup::of(&self.command, Some(python), self.cuda)?;
+            let command = setup::run_by(python, &self.command);
+            let setup = Setup::of(&command, Some(python), self.cuda)?;
             let machine = Machine::Simulated(self.settings(&setup)?);
-            Ok::<_, CliError>((setup::run_by(python, &self.command), setup, machine))
+            Ok::<_, CliError>((command, setup, machine))
         };
         let runs = Failures::all(pythons.into_iter().map(prepare))?;
         let mut done = Vec::new();
@@ -722,7 +723,7 @@ impl Exec {
         let Some(path) = self.many.report() else {
             return Ok(());
         };
-        write_report(&path, program::picture(run).as_deref(), |picture| {
+        write_report(path, program::picture(run).as_deref(), |picture| {
             program::markdown(run, picture)
         })
     }

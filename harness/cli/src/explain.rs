@@ -66,7 +66,7 @@ pub(super) struct Explain {
     /// Write to this file instead of standard output. The picture of a markdown document goes into
     /// the same folder. With `--open`, the default is the name of the snapshot with the ending
     /// `.html`, in the current folder.
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, value_name = "FILE", value_parser = arguments::output())]
     out: Option<PathBuf>,
     #[command(flatten)]
     browser: Browser,

@@ -14,7 +14,7 @@ use clap::{Args, Subcommand};
 use harness_allocator::hash::fnv1a;
 use harness_allocator::units::Bytes;
 use harness_base::parallel::{in_parallel, on_one_core};
-use harness_base::{files::slug, shard::Shard, words::count};
+use harness_base::{files, shard::Shard, words::count};
 use harness_explain::fleet::{Analysis, FleetOutcome, Row};
 use harness_report::fleet::{FleetSummary, html, render};
 
@@ -62,6 +62,10 @@ pub(super) struct Fleet {
     command: Option<Command>,
 }
 
+/// The files of the results in the folder.
+const PAGE: &str = "fleet.html";
+const COLUMNS: &str = "fleet.parquet";
+
 #[derive(Args)]
 struct Output {
     /// The folder for the rows, which the next run reads, and for the results.
@@ -108,6 +112,9 @@ impl Fleet {
         let made_with = format!("{} {}", built::identity(), memory.unwrap_or_default());
         let known = Known::new(rows::usable(&self.output.out)?, &made_with);
         fs::create_dir_all(&self.output.out).map_err(CliError::unwritten(&self.output.out))?;
+        for file in [PAGE, COLUMNS].map(|name| self.output.out.join(name)) {
+            files::check_output(&file).map_err(CliError::unwritten(&file))?;
+        }
         let journal = Journal::open(&self.output.out)?;
         let bar = terminal::progress(
             true,
@@ -221,7 +228,7 @@ impl Output {
             );
             return Ok(Exit::Interrupted);
         }
-        let page = self.out.join("fleet.html");
+        let page = self.out.join(PAGE);
         self.write_columns(rows)?;
         terminal::save(&page, html::page(rows, &summary, &links))?;
         let (style, width) = (terminal::style(), terminal::width_of_output());
@@ -242,12 +249,12 @@ impl Output {
         let columns = columns.map_err(|error| {
             CliError::internal(error.to_string(), "report this with rows.jsonl")
         })?;
-        terminal::save(&self.out.join("fleet.parquet"), columns)
+        terminal::save(&self.out.join(COLUMNS), columns)
     }
 
     #[cfg(not(feature = "parquet"))]
     fn write_columns(&self, _: &[Row]) -> Result<(), CliError> {
-        let is_old = self.out.join("fleet.parquet").exists();
+        let is_old = self.out.join(COLUMNS).exists();
         let state = if is_old {
             "is from an earlier run"
         } else {
@@ -255,7 +262,7 @@ impl Output {
         };
         let help = super::error::with_feature("parquet");
         terminal::message(format_args!(
-            "fleet.parquet {state}: this harness is built without Parquet; {help}"
+            "{COLUMNS} {state}: this harness is built without Parquet; {help}"
         ));
         Ok(())
     }
@@ -291,7 +298,7 @@ impl Output {
             // The hash keeps jobs apart whose names differ in other characters only.
             let link = format!(
                 "pages/{}-{:08x}.html",
-                slug(job),
+                files::slug(job),
                 fnv1a(job.as_bytes()) & 0xffff_ffff
             );
             let written =

@@ -43,7 +43,7 @@ pub(super) struct Import {
     #[command(flatten)]
     recording: RecordingOptions,
     /// The scenario file to write. The trace goes into the same folder.
-    #[arg(long, value_name = "FILE.yaml")]
+    #[arg(long, value_name = "FILE.yaml", value_parser = arguments::output())]
     out: PathBuf,
 }
 

@@ -69,7 +69,7 @@ pub(super) struct Replay {
     #[arg(long, value_name = "SIZE", value_parser = arguments::memory)]
     memory: Option<Bytes>,
     /// Write one row of statistics per operation to this file; `-` is standard output.
-    #[arg(long, value_name = "OUT.jsonl", default_value = "-")]
+    #[arg(long, value_name = "OUT.jsonl", default_value = "-", value_parser = arguments::output())]
     stats: PathBuf,
     /// Print the counters after the last operation, in the layout of `torch.cuda.memory_summary()`.
     /// They go to standard error if the statistics go to standard output.

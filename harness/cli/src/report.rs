@@ -15,7 +15,7 @@ use serde::Serialize;
 use super::error::{CliError, Failures};
 use super::exit::{self, Exit};
 use super::inputs::{self, SUITES};
-use super::{Format, terminal};
+use super::{Format, arguments, terminal};
 
 const EXAMPLES: &str = "Examples:
   harness report compare reports/nightly/2026-11-19-sim reports/nightly/2026-11-20-sim
@@ -298,7 +298,7 @@ struct Merge {
     #[arg(required = true, value_name = "SHARD")]
     shards: Vec<PathBuf>,
     /// The file for the merged run.
-    #[arg(long, short, value_name = "FILE")]
+    #[arg(long, short, value_name = "FILE", value_parser = arguments::output())]
     output: PathBuf,
     /// Allow missing shards. The merged run lists them.
     #[arg(long)]

@@ -79,7 +79,7 @@ pub(super) struct Shrink {
     time_limit: Duration,
     /// Write the scenario to this file instead of standard output. If the name ends in `.trace`,
     /// write a trace.
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, value_name = "FILE", value_parser = arguments::output())]
     out: Option<PathBuf>,
 }
 

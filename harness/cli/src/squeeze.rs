@@ -13,8 +13,8 @@ use harness_exec::process::HeldSignals;
 use harness_report::squeeze::{self, Look, Squeezed};
 
 use super::error::{CliError, Failures};
-use super::exec::{trials, write_report};
-use super::{Format, probe, program, terminal};
+use super::exec::write_report;
+use super::{Format, arguments, probe, program, terminal};
 
 const EXAMPLES: &str = "Examples:
   harness squeeze --leave-free 6GiB -- python train.py
@@ -53,11 +53,11 @@ pub(super) struct Squeeze {
     #[arg(long, value_name = "TIME", default_value = EVERY, value_parser = Nanos::parse)]
     every: Nanos,
     /// Write the results and the curve of device memory in use to this file, as JSON.
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, value_name = "FILE", value_parser = arguments::output())]
     record: Option<PathBuf>,
     /// Write a markdown report, with a picture of device memory in use next to it. In a folder, the
     /// file is `report.md`.
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, value_name = "FILE", value_parser = arguments::report())]
     report: Option<PathBuf>,
     /// The output format. `json` prints the content of `--record` to standard output; the program's
     /// standard output goes to standard error.
@@ -137,11 +137,7 @@ impl Squeeze {
             let page = |picture: Option<&str>| {
                 squeeze::markdown(&squeezed, picture, &self.again(&squeezed.command))
             };
-            write_report(
-                &trials::in_folder(path),
-                squeeze::picture(&squeezed).as_deref(),
-                page,
-            )?;
+            write_report(path, squeeze::picture(&squeezed).as_deref(), page)?;
         }
         Ok(end.exit_code().into())
     }

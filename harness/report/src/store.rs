@@ -149,11 +149,7 @@ fn read_events(path: &Path) -> Result<Records, StoreError> {
 
 fn open_events(path: &Path) -> Result<File, StoreError> {
     let failed = |source| StoreError::writing(Document::RECORDS, path, source);
-    let file = File::options()
-        .create(true)
-        .append(true)
-        .open(path)
-        .map_err(failed)?;
+    let file = files::open_to_append(path).map_err(failed)?;
     match file.try_lock() {
         Err(TryLockError::WouldBlock) => Err(StoreError::Busy {
             path: path.parent().unwrap_or(path).to_owned(),

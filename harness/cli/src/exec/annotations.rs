@@ -6,7 +6,7 @@ use std::{env, fs};
 use clap::Args;
 use harness_report::annotations::{self, LineNote};
 
-use crate::{error::CliError, terminal};
+use crate::{arguments, error::CliError, terminal};
 
 /// The variables that name the root of the repository: of GitHub Actions and of GitLab CI.
 const ROOTS: [&str; 2] = ["GITHUB_WORKSPACE", "CI_PROJECT_DIR"];
@@ -19,16 +19,14 @@ pub(super) struct Annotations {
         long,
         value_name = "FILE",
         requires = "baseline",
-        conflicts_with = "update"
-    )]
+        conflicts_with = "update", value_parser = arguments::output())]
     code_quality: Option<PathBuf>,
     /// With `--baseline`: write the lines that allocate more to this file, in SARIF.
     #[arg(
         long,
         value_name = "FILE",
         requires = "baseline",
-        conflicts_with = "update"
-    )]
+        conflicts_with = "update", value_parser = arguments::output())]
     sarif: Option<PathBuf>,
 }
 

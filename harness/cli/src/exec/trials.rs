@@ -14,8 +14,9 @@ use harness_allocator::units::Nanos;
 use harness_base::{shard::Shard, words::count};
 use harness_exec::trials::copies::Copies;
 use harness_exec::trials::faults::{self, Expectation, FaultPlan};
+use harness_exec::trials::identity::{self, Run};
 use harness_exec::trials::least::{self, Search};
-use harness_exec::trials::merge::{self, Run};
+use harness_exec::trials::merge;
 use harness_exec::trials::observed::{Ending, Observed};
 use harness_exec::trials::part::Part;
 use harness_exec::trials::runner::{First, Runner, RunnerError};
@@ -29,7 +30,7 @@ use serde::Serialize;
 use super::baseline;
 use super::failed_cases::FailedCases;
 use crate::error::{CliError, Failures};
-use crate::{Format, built, exit::Exit, interrupt, program::shown, terminal};
+use crate::{Format, arguments, built, exit::Exit, interrupt, program::shown, terminal};
 
 /// The time limit of a run, as a multiple of the first run's time.
 const TIMES_THE_FIRST: u32 = 10;
@@ -110,7 +111,7 @@ pub(super) struct Options {
     logs: Option<PathBuf>,
     /// Write a markdown report. For one run, a picture next to it shows reserved and allocated
     /// memory and failed calls. In a folder, the file is `report.md`.
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, value_name = "FILE", value_parser = arguments::report())]
     report: Option<PathBuf>,
     /// The output format. With `json`, the first run's standard output goes to standard error.
     #[arg(long, value_enum, default_value_t = Format::Text, help_heading = MANY)]
@@ -118,17 +119,6 @@ pub(super) struct Options {
 }
 
 pub(super) const MANY: &str = "Many runs";
-const REPORT: &str = "report.md";
-
-/// The report file: `path` itself, or `report.md` if `path` is a folder.
-pub(crate) fn in_folder(path: &Path) -> PathBuf {
-    let is_folder = path.is_dir() || path.as_os_str().as_encoded_bytes().ends_with(b"/");
-    if is_folder {
-        path.join(REPORT)
-    } else {
-        path.to_owned()
-    }
-}
 
 fn expectations() -> impl TypedValueParser<Value = Expectation> {
     let names = PossibleValuesParser::new(["recovers", "ends-cleanly"]);
@@ -234,8 +224,8 @@ impl Options {
         .into())
     }
 
-    pub(super) fn report(&self) -> Option<PathBuf> {
-        self.report.as_deref().map(in_folder)
+    pub(super) fn report(&self) -> Option<&Path> {
+        self.report.as_deref()
     }
 
     pub(super) fn limit_or_none(&self) -> Duration {
@@ -273,6 +263,7 @@ impl Options {
             alloc_confs.to_vec()
         };
         let trial = machine.trial(own_confs.first().map(String::as_str));
+        let mut identity = self.identity(&runner.launch, alloc_confs);
         if let (Some(shard), [], [_, ..]) = (self.shard, own_confs.as_slice(), alloc_confs) {
             let part = Part {
                 shard,
@@ -283,12 +274,7 @@ impl Options {
                 part: Some(part),
                 ..SettingsReport::default()
             };
-            self.show(
-                &report,
-                Trials::Settings(&report),
-                true,
-                &self.identity(&runner.launch, alloc_confs, None),
-            )?;
+            self.show(&report, Trials::Settings(&report), true, &identity)?;
             return Ok(Exit::Passed);
         }
         let is_recorded = (self.least_memory || own_confs.len() > 1)
@@ -315,7 +301,10 @@ impl Options {
             terminal::message(problem);
             return Ok(Exit::Failed);
         }
-        let identity = self.identity(&runner.launch, alloc_confs, Some(&first));
+        // Shards that compare settings begin with different ones.
+        if alloc_confs.len() < 2 {
+            identity.insert(merge::FIRST_RUN.to_owned(), figures(&first));
+        }
         if !self.fresh {
             runner.copies = Copies::wanted(&runner.launch, &first);
         }
@@ -536,14 +525,8 @@ impl Options {
         }
     }
 
-    /// What all shards of this command have in common. Those that compare settings begin with
-    /// different ones.
-    fn identity(
-        &self,
-        launch: &Launch<'_>,
-        alloc_confs: &[String],
-        first: Option<&Observed>,
-    ) -> Run {
+    /// What all shards of this command have in common before its first run.
+    fn identity(&self, launch: &Launch<'_>, alloc_confs: &[String]) -> Run {
         if self.shard.is_none() {
             return Run::new();
         }
@@ -552,28 +535,20 @@ impl Options {
              allow-ooms {}",
             self.every_fault, self.alone, self.least_memory, self.exact, self.allow_ooms
         );
+        let torch = launch.setup.torch_version();
         let mut run = Run::from([
             ("the version of harness".to_owned(), built::identity()),
             ("the command".to_owned(), shown(launch.command)),
             ("the options".to_owned(), options),
             ("the machine".to_owned(), launch.machine.to_string()),
-            ("torch".to_owned(), launch.setup.torch_version().to_owned()),
+            ("torch".to_owned(), torch.to_owned()),
         ]);
-        if let Some(first) = first.filter(|_| alloc_confs.len() < 2) {
-            let sizes: Vec<u64> = first
-                .attempts
-                .iter()
-                .map(|attempt| attempt.size.0)
-                .collect();
-            let figures = format!(
-                "reserved {}, allocated {}, attempts {sizes:?}",
-                first.peak_reserved,
-                first
-                    .peak_allocated
-                    .map_or_else(|| "unknown".to_owned(), |peak| peak.to_string())
-            );
-            run.insert(merge::FIRST_RUN.to_owned(), figures);
-        }
+        run.extend(identity::files_of(launch.command));
+        run.extend(identity::variables(
+            torch,
+            !alloc_confs.is_empty(),
+            std::env::vars_os(),
+        ));
         run
     }
 
@@ -594,7 +569,7 @@ impl Options {
         }
         if self.shard.is_some() && self.format == Format::Json {
             if let Some(path) = self.report() {
-                terminal::save(&path, trials::markdown(trials))?;
+                terminal::save(path, trials::markdown(trials))?;
             }
             return terminal::print_json(&sealed(report, run)?);
         }
@@ -608,7 +583,7 @@ impl Options {
         trials: Trials<'_>,
     ) -> Result<(), CliError> {
         if let Some(path) = self.report() {
-            terminal::save(&path, trials::markdown(trials))?;
+            terminal::save(path, trials::markdown(trials))?;
         }
         self.format.print(report, || {
             trials::text(trials, terminal::style(), terminal::width_of_output())
@@ -616,8 +591,21 @@ impl Options {
     }
 }
 
+/// The figures of a run that all shards repeat.
+fn figures(first: &Observed) -> String {
+    let attempts = first.attempts.iter();
+    let sizes: Vec<u64> = attempts.map(|attempt| attempt.size.0).collect();
+    let allocated = first
+        .peak_allocated
+        .map_or_else(|| "unknown".to_owned(), |peak| peak.to_string());
+    format!(
+        "reserved {}, allocated {allocated}, attempts {sizes:?}",
+        first.peak_reserved
+    )
+}
+
 /// The document of a shard.
 fn sealed(report: &impl Serialize, run: &Run) -> Result<serde_json::Value, CliError> {
-    merge::document(report, run)
+    merge::document(report, terminal::JSON_VERSION, run)
         .map_err(|error| CliError::internal(error.to_string(), "report this with the command"))
 }

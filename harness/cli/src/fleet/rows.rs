@@ -300,11 +300,7 @@ impl Journal {
     pub(super) fn open(folder: &Path) -> Result<Self, CliError> {
         let path = path(folder);
         let open = || {
-            let mut file = File::options()
-                .read(true)
-                .append(true)
-                .create(true)
-                .open(&path)?;
+            let mut file = files::open_to_append(&path)?;
             let mut text = Vec::new();
             file.read_to_end(&mut text)?;
             // Ends the line of a process that was killed while it wrote.

@@ -1946,12 +1946,15 @@ fn settings_of_the_allocator_are_those_of_pytorch() {
 #[test]
 fn statistics_that_cannot_be_written_are_an_error() {
     let world = World::without_gpu().holding(&[("job.trace", TRACE), ("taken", "a file")]);
-    for stats in ["no-folder/stats", "taken/stats", ".", "/dev/full"] {
-        let told = world
+    let told = |stats: &str| {
+        world
             .harness(&["replay", "job.trace", "--memory", "1GiB", "--stats", stats])
-            .told();
-        assert_contains(&told, &["exit: 4", &format!("`{stats}`"), "--stats"]);
+            .told()
+    };
+    for stats in ["no-folder/stats", "taken/stats", "/dev/full"] {
+        assert_contains(&told(stats), &["exit: 4", &format!("`{stats}`"), "--stats"]);
     }
+    assert_contains(&told("."), &["exit: 2", "--stats", "is a directory"]);
     assert_eq!(world.names(), ["job.trace", "taken"]);
 }
 

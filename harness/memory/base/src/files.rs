@@ -1,8 +1,9 @@
 //! Reads and writes files. A file is written to a temporary name and then renamed, so neither an
-//! error nor a kill leaves half a file. Paths from the user may also name devices, pipes or links.
+//! error nor a kill leaves half a file. Paths from the user may also name links, devices, and pipes
+//! that this process has.
 //! Errors of versioned documents say what to do.
 
-use std::fs::{self, File};
+use std::fs::{self, File, FileType};
 use std::io::{self, ErrorKind, Read, Seek, SeekFrom, Write};
 use std::os::unix::fs::FileTypeExt as _;
 use std::path::{Path, PathBuf};
@@ -301,18 +302,30 @@ pub fn read<T: DeserializeOwned>(
 /// are accepted, such as `/dev/stdin`.
 pub fn open(path: &Path) -> io::Result<File> {
     let kind = path.metadata()?.file_type();
-    let is_given = path.starts_with("/dev") || path.starts_with("/proc");
+    if kind.is_file() || (kind.is_fifo() && names_open_file(path)) {
+        return File::open(path);
+    }
+    Err(refusal(kind))
+}
+
+/// The error of a path that names something else than a file.
+fn refusal(kind: FileType) -> io::Error {
     let other = match () {
-        () if kind.is_file() || (kind.is_fifo() && is_given) => return File::open(path),
-        () if kind.is_dir() => return Err(ErrorKind::IsADirectory.into()),
+        () if kind.is_dir() => return ErrorKind::IsADirectory.into(),
         () if kind.is_fifo() => "a named pipe",
         () if kind.is_socket() => "a socket",
         () => "a device",
     };
-    Err(io::Error::new(
+    io::Error::new(
         ErrorKind::InvalidInput,
         format!("this is {other}, not a file"),
-    ))
+    )
+}
+
+/// Returns whether a path below the system's folders names a file that is already open. `/dev/shm`
+/// has ordinary files.
+fn names_open_file(path: &Path) -> bool {
+    path.starts_with("/proc") || (path.starts_with("/dev") && !path.starts_with("/dev/shm"))
 }
 
 /// Like [`std::fs::read_to_string`], with the checks of [`open`] and a limit, [`MAX_DOCUMENT`]. The
@@ -332,7 +345,7 @@ pub fn read_to_string(path: &Path) -> io::Result<String> {
 }
 
 enum Output {
-    /// A pipe, a device, or an open file such as `/dev/stdout`.
+    /// A device, or an open file or pipe such as `/dev/stdout`.
     Stream(File),
     /// A file, which need not exist. Links are resolved.
     File(PathBuf),
@@ -340,28 +353,59 @@ enum Output {
 
 impl Output {
     fn at(path: &Path) -> io::Result<Self> {
-        match path.metadata() {
-            Ok(there) if there.is_dir() => Err(ErrorKind::IsADirectory.into()),
-            // A path below these folders names a file that is already open. Replacing it would
-            // detach the open file.
-            Ok(there)
-                if !there.is_file() || path.starts_with("/dev") || path.starts_with("/proc") =>
-            {
-                File::options().append(true).open(path).map(Self::Stream)
-            }
-            _ => Ok(Self::File(followed(path))),
+        let target = followed(path);
+        let Some(kind) = kind_of_output(path)? else {
+            return Ok(Self::File(target));
+        };
+        // Replacing an open file would detach it.
+        if kind.is_file() && !names_open_file(&target) {
+            return Ok(Self::File(target));
         }
+        File::options().append(true).open(path).map(Self::Stream)
     }
 }
 
+/// Returns the kind of what an output's path names, or `None` if there is nothing yet. Fails for a
+/// folder, and for a named pipe or a socket, which another process may never open. Those that this
+/// process already has are accepted, such as `/dev/stdout`.
+fn kind_of_output(path: &Path) -> io::Result<Option<FileType>> {
+    let Ok(there) = path.metadata() else {
+        return Ok(None);
+    };
+    let kind = there.file_type();
+    let waits = kind.is_fifo() || kind.is_socket();
+    if kind.is_dir() || (waits && !names_open_file(&followed(path))) {
+        return Err(refusal(kind));
+    }
+    Ok(Some(kind))
+}
+
+/// Checks that the user's output path names a file, nothing yet, or a device or pipe that takes
+/// bytes without waiting. Opens nothing.
+pub fn check_output(path: &Path) -> io::Result<()> {
+    kind_of_output(path).map(drop)
+}
+
+/// Opens a file for appending and reading, and creates it if there is none. Fails without waiting
+/// for a named pipe.
+pub fn open_to_append(path: &Path) -> io::Result<File> {
+    check_output(path)?;
+    File::options()
+        .read(true)
+        .append(true)
+        .create(true)
+        .open(path)
+}
+
+/// Follows links up to a path that names an open file, such as `/dev/stdout`.
 fn followed(path: &Path) -> PathBuf {
     /// The limit of Linux (<https://man7.org/linux/man-pages/man7/path_resolution.7.html>).
     const MOST_LINKS: usize = 40;
     let mut path = path.to_owned();
     for _ in 0..MOST_LINKS {
         match fs::read_link(&path) {
-            Ok(target) => path = folder_of(&path).join(target),
-            Err(_) => break,
+            Ok(target) if !names_open_file(&path) => path = folder_of(&path).join(target),
+            _ => break,
         }
     }
     path
@@ -435,11 +479,7 @@ pub fn append(path: &Path, content: impl FnOnce(Existing) -> String) -> io::Resu
         Output::File(target) => target,
     };
     make_folder(folder_of(&target))?;
-    let mut file = File::options()
-        .read(true)
-        .append(true)
-        .create(true)
-        .open(&target)?;
+    let mut file = open_to_append(&target)?;
     let length = file.metadata()?.len();
     let mut end = [b'\n'; 2];
     if length >= 2 {

@@ -5,10 +5,11 @@
 //! [`copies`] of one start of the program if possible. [`faults`] fails attempts one after the
 //! other (selected by [`which`]) and classifies the recovery. [`least`] searches for the least
 //! sufficient memory, which [`replay`] predicts. [`settings`] compares settings. A [`Shard`] runs a
-//! part of the cases, and [`merge`] combines the parts.
+//! part of the cases, and [`merge`] combines the parts of one [`identity`].
 
 pub mod copies;
 pub mod faults;
+pub mod identity;
 pub mod largest;
 pub mod least;
 pub mod merge;

@@ -94,6 +94,68 @@ fn a_pipe_or_device_is_refused_without_a_wait_unless_this_process_has_it_open() 
 }
 
 #[test]
+fn an_output_that_would_wait_is_refused_unless_this_process_has_it_open() -> io::Result<()> {
+    let folder = tempfile::tempdir()?;
+    let [pipe, link, socket, kept] =
+        ["pipe", "link", "socket", "kept"].map(|name| folder.path().join(name));
+    assert!(
+        std::process::Command::new("mkfifo")
+            .arg(&pipe)
+            .status()?
+            .success()
+    );
+    std::os::unix::fs::symlink("pipe", &link)?;
+    let _socket = std::os::unix::net::UnixListener::bind(&socket)?;
+    for (path, why) in [
+        (pipe.as_path(), "this is a named pipe, not a file"),
+        (&link, "this is a named pipe, not a file"),
+        (&socket, "this is a socket, not a file"),
+        (folder.path(), "is a directory"),
+    ] {
+        for refused in [
+            check_output(path),
+            check_place(path),
+            write(path, "x"),
+            append(path, |_| "x".to_owned()),
+            open_to_append(path).map(drop),
+        ] {
+            assert_eq!(refused.expect_err(why).to_string(), why);
+        }
+    }
+    let opened = |file: &dyn std::os::fd::AsRawFd| format!("/dev/fd/{}", file.as_raw_fd());
+    let (mut reader, writer) = io::pipe()?;
+    let link = folder.path().join("to-pipe");
+    std::os::unix::fs::symlink(opened(&writer), &link)?;
+    // More than a pipe holds at a time: the writer waits for its reader.
+    let text = "x".repeat(1 << 20);
+    let all = std::thread::spawn(move || io::read_to_string(&mut reader));
+    check_output(&link)?;
+    write(&link, &text)?;
+    append(Path::new(&opened(&writer)), |_| "end".to_owned())?;
+    drop(writer);
+    assert_eq!(all.join().expect("the reader ends")?, text + "end");
+    // A redirected file stays the same file.
+    fs::write(&kept, "earlier ")?;
+    let file = File::options().append(true).open(&kept)?;
+    let link = folder.path().join("to-file");
+    std::os::unix::fs::symlink(opened(&file), &link)?;
+    write(&link, "later")?;
+    assert_eq!(fs::read_to_string(&kept)?, "earlier later");
+    Ok(())
+}
+
+#[test]
+fn a_file_in_shared_memory_is_replaced_like_others() -> io::Result<()> {
+    let Ok(file) = tempfile::NamedTempFile::new_in("/dev/shm") else {
+        return Ok(());
+    };
+    write(file.path(), "first")?;
+    write(file.path(), "next")?;
+    assert_eq!(fs::read_to_string(file.path())?, "next");
+    Ok(())
+}
+
+#[test]
 fn what_is_added_knows_what_stands_before_it() -> io::Result<()> {
     let folder = tempfile::tempdir()?;
     let path = folder.path().join("new/summary.md");

@@ -1,34 +1,35 @@
 //! Merges the reports of shards: [`merge`].
 
-use std::collections::BTreeMap;
-
 use harness_allocator::hash::fnv1a;
 use harness_base::shard::{self, Shard};
 use serde::{Deserialize, Serialize};
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use super::faults::FaultReport;
+use super::identity::{self, Run};
 use super::least::LeastReport;
 use super::part::Part;
 use super::settings::{self, SettingsReport};
 use crate::doubts::Doubt;
 
-/// What the shards of a run have in common, by name: the version of harness, the command, its
-/// options, the machine, torch, and the figures of the first run.
-pub type Run = BTreeMap<String, String>;
-
 /// The name of the figures of the first run. A shard without cases has none.
 pub const FIRST_RUN: &str = "their first run";
 
-/// The keys of the version that the printed document begins with, of the run, and of the hash of
-/// all else in the document of a shard.
+/// The keys of the version that the document of a shard begins with, of the run, and of the hash of
+/// all else.
 const VERSION: &str = "version";
 const RUN: &str = "run";
 const HASH: &str = "hash";
 
-/// Returns the document of a shard's report. A hash shows later changes.
-pub fn document(report: &impl Serialize, run: &Run) -> serde_json::Result<Value> {
-    let mut document = serde_json::to_value(report)?;
+/// Returns the document of a shard's report, in this version of the printed documents. A hash shows
+/// later changes.
+pub fn document(report: &impl Serialize, version: u32, run: &Run) -> serde_json::Result<Value> {
+    let mut document = json!({ VERSION: version });
+    if let (Value::Object(all), Value::Object(fields)) =
+        (&mut document, serde_json::to_value(report)?)
+    {
+        all.extend(fields);
+    }
     document[RUN] = serde_json::to_value(run)?;
     document[HASH] = hash(&document).into();
     Ok(document)
@@ -54,9 +55,6 @@ impl Document {
         let written = document
             .as_object_mut()
             .and_then(|object| object.shift_remove(HASH));
-        if let Some(fields) = document.as_object_mut() {
-            fields.shift_remove(VERSION);
-        }
         let run = document.get(RUN).and_then(|run| Run::deserialize(run).ok());
         Ok(Self {
             report,
@@ -129,7 +127,14 @@ impl Report {
 
 /// The first difference, with both values. Reports of older versions lack some.
 fn difference<'a>(run: &'a Run, other: &'a Run) -> Option<(&'a str, [&'a str; 2])> {
-    let of = |run: &'a Run, name: &str| run.get(name).map_or("unknown", String::as_str);
+    let of = |run: &'a Run, name: &str| {
+        let missing = if identity::is_of_environment(name) {
+            "unset"
+        } else {
+            "unknown"
+        };
+        run.get(name).map_or(missing, String::as_str)
+    };
     run.keys()
         .chain(other.keys())
         .filter(|name| *name != FIRST_RUN || (run.contains_key(*name) && other.contains_key(*name)))

@@ -45,7 +45,7 @@ fn run() -> Run {
 
 fn shard(index: u32, plenty: u64, orders: &[&str]) -> Document {
     Document::read(
-        &document(&report(index, plenty, orders), &run())
+        &document(&report(index, plenty, orders), 1, &run())
             .unwrap()
             .to_string(),
     )
@@ -99,7 +99,7 @@ fn shards_of_different_runs_are_not_merged() {
                 .into_iter()
                 .chain([(name.clone(), "another".to_owned())]),
         );
-        let other = document(&report(2, 8, &[]), &other).unwrap().to_string();
+        let other = document(&report(2, 8, &[]), 1, &other).unwrap().to_string();
         let message = format!("shards 1/2 and 2/2 differ in {name}: `{value}` and `another`");
         assert_eq!(
             error(vec![shard(1, 8, &[]), Document::read(&other).unwrap()]),
@@ -107,7 +107,7 @@ fn shards_of_different_runs_are_not_merged() {
         );
         let mut older = run();
         older.remove(&name);
-        let older = document(&report(2, 8, &[]), &older).unwrap().to_string();
+        let older = document(&report(2, 8, &[]), 1, &older).unwrap().to_string();
         assert_eq!(
             error(vec![shard(1, 8, &[]), Document::read(&older).unwrap()]),
             format!("shards 1/2 and 2/2 differ in {name}: `{value}` and `unknown`")
@@ -116,6 +116,30 @@ fn shards_of_different_runs_are_not_merged() {
     assert_eq!(
         merge(vec![shard(2, 8, &["linux"])]).unwrap().1,
         [Shard { index: 1, count: 2 }]
+    );
+}
+
+#[test]
+fn a_variable_that_only_one_shard_had_is_unset_in_the_other() {
+    let with = Run::from_iter(run().into_iter().chain([(
+        "the variable CUDA_VISIBLE_DEVICES".to_owned(),
+        "1".to_owned(),
+    )]));
+    let with = document(&report(2, 8, &[]), 1, &with).unwrap().to_string();
+    assert_eq!(
+        merge(vec![shard(1, 8, &[]), Document::read(&with).unwrap()]).unwrap_err(),
+        "shards 1/2 and 2/2 differ in the variable CUDA_VISIBLE_DEVICES: `unset` and `1`"
+    );
+}
+
+#[test]
+fn a_shard_whose_version_was_removed_is_refused() {
+    let mut document = document(&report(1, 8, &["wsl"]), 1, &run()).unwrap();
+    document.as_object_mut().unwrap().shift_remove(VERSION);
+    let document = Document::read(&document.to_string()).unwrap();
+    assert_eq!(
+        merge(vec![document, shard(2, 8, &["linux"])]).unwrap_err(),
+        "shard 1/2 is not as `harness exec` wrote it: run it again"
     );
 }
 
@@ -155,7 +179,7 @@ fn places(value: &serde_json::Value, at: &str, found: &mut Vec<String>) {
 
 #[test]
 fn a_changed_value_anywhere_in_a_shard_is_refused() {
-    let whole = document(&report(1, 8, &["wsl"]), &run()).unwrap();
+    let whole = document(&report(1, 8, &["wsl"]), 1, &run()).unwrap();
     let mut found = Vec::new();
     places(&whole, "", &mut found);
     assert!(found.len() > 15, "{found:?}");

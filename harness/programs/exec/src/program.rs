@@ -39,7 +39,10 @@ impl Program {
     ) -> Result<(Self, Option<TorchError>), TorchError> {
         let interpreter = match python {
             Some(python) => Some(Interpreter::plain(python.to_owned())),
-            None => Interpreter::of_command(command)?,
+            None => {
+                torch::check_start(command)?;
+                Interpreter::of_command(command)?
+            }
         };
         let objects = objects(command);
         let bare = Self {
@@ -61,6 +64,7 @@ impl Program {
             Err(_) if is_guess => return Ok((bare, None)),
             Err(error) => return Err(error),
         };
+        torch::check_start(command)?;
         let (torch, unusable) = match found.torch.map(torch::FoundTorch::check) {
             None => (None, None),
             Some(Ok(torch)) => (Some(torch), None),

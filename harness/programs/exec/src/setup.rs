@@ -124,7 +124,11 @@ impl Setup {
             program,
             uses_cuda,
             cuda,
-            warnings: doubt.into_iter().chain(is_static).collect(),
+            warnings: doubt
+                .into_iter()
+                .chain(is_static)
+                .chain(torch::run_by_shell(command))
+                .collect(),
             libraries,
         })
     }

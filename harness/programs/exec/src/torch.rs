@@ -33,11 +33,35 @@ pub struct Torch {
 
 #[derive(Debug, thiserror::Error, miette::Diagnostic)]
 pub enum TorchError {
-    #[error("cannot find the program `{command}`: no such file, and nothing in PATH has that name")]
+    #[error("cannot find the program `{command}`: {reason}")]
     #[diagnostic(help(
         "give the program and its arguments after `--`, as in `-- python train.py`"
     ))]
-    NoCommand { command: String },
+    NoCommand { command: String, reason: String },
+    #[error("cannot start `{command}`: {reason}")]
+    #[diagnostic(help(
+        "give the file of a program; `python FOLDER` runs the file `__main__.py` of a folder"
+    ))]
+    NotAFile { command: String, reason: String },
+    #[error("`{command}` is a file of the current folder, but nothing in PATH has that name")]
+    #[diagnostic(help(
+        "write `./{command}`, or start it with Python, as in `-- python {command}`"
+    ))]
+    NotInPath { command: String },
+    #[error("the script `{script}` needs `{interpreter}`, which is not an executable file")]
+    #[diagnostic(help(
+        "correct its `#!` line, or start it with an interpreter, as in `-- python {script}`"
+    ))]
+    NoInterpreter { script: String, interpreter: String },
+    #[error(
+        "the `#!` line of `{script}` ends with a carriage return, which the system takes for a \
+         part of the interpreter's name"
+    )]
+    #[diagnostic(help("remove the carriage returns: `sed -i 's/\\r$//' {script}`"))]
+    CarriageReturn { script: String },
+    #[error("the script `{script}` has no `#!` line, so a shell would run it, not Python")]
+    #[diagnostic(help("start it with Python, as in `-- python {script}`"))]
+    NoFirstLine { script: String },
     #[error("the file `{command}` is not executable")]
     #[diagnostic(help(
         "start it with Python, as in `-- python {command}`, or make it executable with `chmod +x \
@@ -254,21 +278,10 @@ impl Interpreter {
     /// first argument that is a Python or a Python script, as in `timeout 1h python train.py`, then
     /// the Python in PATH, which a shell script would start. `None` if there is no Python at all.
     pub(crate) fn of_command(command: &[OsString]) -> Result<Option<Self>, TorchError> {
-        let name = || {
-            command
-                .first()
-                .map(|name| name.to_string_lossy().into_owned())
-                .unwrap_or_default()
+        let first = match command.first() {
+            Some(name) => in_path(name).ok_or_else(|| not_startable(name))?,
+            None => return Ok(None),
         };
-        let first = command
-            .first()
-            .and_then(|name| in_path(name))
-            .ok_or_else(|| match command.first() {
-                Some(file) if Path::new(file).is_file() => {
-                    TorchError::NotExecutable { command: name() }
-                }
-                _ => TorchError::NoCommand { command: name() },
-            })?;
         if let Some(interpreter) = Self::of_program(&first, &command[1..]) {
             return Ok(Some(interpreter));
         }
@@ -395,18 +408,106 @@ pub fn begins_with_python(command: &[OsString]) -> bool {
 
 /// Finds a program like `execvp`.
 pub(crate) fn in_path(name: &OsStr) -> Option<PathBuf> {
-    let is_program = |path: &PathBuf| {
-        use std::os::unix::fs::PermissionsExt as _;
-        path.metadata()
-            .is_ok_and(|there| there.is_file() && there.permissions().mode() & 0o111 != 0)
-    };
     if name.as_encoded_bytes().contains(&b'/') {
-        return Some(PathBuf::from(name)).filter(is_program);
+        return Some(PathBuf::from(name)).filter(|path| is_program(path));
     }
     let path = std::env::var_os("PATH").unwrap_or_else(|| "/bin:/usr/bin".into());
     std::env::split_paths(&path)
         .map(|folder| folder.join(name))
-        .find(is_program)
+        .find(|path| is_program(path))
+}
+
+fn is_program(path: &Path) -> bool {
+    use std::os::unix::fs::PermissionsExt as _;
+    path.metadata()
+        .is_ok_and(|there| there.is_file() && there.permissions().mode() & 0o111 != 0)
+}
+
+/// Returns why [`in_path`] finds no program with this name.
+fn not_startable(name: &OsStr) -> TorchError {
+    let command = name.to_string_lossy().into_owned();
+    let path = Path::new(name);
+    let has_folder = name.as_encoded_bytes().contains(&b'/');
+    if !has_folder {
+        return if path.is_file() {
+            TorchError::NotInPath { command }
+        } else {
+            let reason = "nothing in PATH has that name".to_owned();
+            TorchError::NoCommand { command, reason }
+        };
+    }
+    let reason = match path.metadata() {
+        Ok(there) if there.is_file() => return TorchError::NotExecutable { command },
+        Ok(there) if there.is_dir() => {
+            let reason = "this is a folder".to_owned();
+            return TorchError::NotAFile { command, reason };
+        }
+        Ok(_) => {
+            let reason = files::open(path).err().map(|error| error.to_string());
+            let reason = reason.unwrap_or_default();
+            return TorchError::NotAFile { command, reason };
+        }
+        Err(error) if error.kind() == io::ErrorKind::NotFound => path.read_link().map_or_else(
+            |_| "there is no such file".to_owned(),
+            |target| {
+                format!(
+                    "it is a link to `{}`, which does not exist",
+                    target.display()
+                )
+            },
+        ),
+        Err(error) => error.to_string(),
+    };
+    TorchError::NoCommand { command, reason }
+}
+
+/// Fails if the system cannot start the program of a command, for example because the interpreter
+/// of a script is missing. A shell runs a script without a `#!` line, which cannot be right for a
+/// Python script.
+pub(crate) fn check_start(command: &[OsString]) -> Result<(), TorchError> {
+    let Some(name) = command.first() else {
+        return Ok(());
+    };
+    let program = in_path(name).ok_or_else(|| not_startable(name))?;
+    let script = name.to_string_lossy().into_owned();
+    // A program that cannot be read may still be executable.
+    let Ok(start) = start_of(&program) else {
+        return Ok(());
+    };
+    let Some(line) = command_of_script(&start) else {
+        return if program.extension() == Some(OsStr::new("py")) && !start.contains('\0') {
+            Err(TorchError::NoFirstLine { script })
+        } else {
+            Ok(())
+        };
+    };
+    let first = start.split('\n').next();
+    if first.is_some_and(|line| line.ends_with('\r')) {
+        return Err(TorchError::CarriageReturn { script });
+    }
+    match line.split_whitespace().next() {
+        Some(interpreter) if !is_program(Path::new(interpreter)) => {
+            let interpreter = interpreter.to_owned();
+            Err(TorchError::NoInterpreter {
+                script,
+                interpreter,
+            })
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Says that a shell runs the program of a command, because it is a script without a `#!` line.
+pub(crate) fn run_by_shell(command: &[OsString]) -> Option<String> {
+    let program = in_path(command.first()?)?;
+    let start = start_of(&program).ok()?;
+    let is_script = command_of_script(&start).is_none() && !start.contains('\0');
+    is_script.then(|| {
+        format!(
+            "`{}` has no `#!` line, so /bin/sh runs it",
+            program.display()
+        )
+    })
 }
 
 /// Returns the executable file that the system starts for a program with this name: the
@@ -446,25 +547,30 @@ pub(crate) fn check_program(program: &OsStr) -> Result<Option<PathBuf>, TorchErr
 /// system, pip and uv write `/bin/sh` there and the interpreter into the second line, `'''exec'
 /// '/path/to/python' "$0" "$@"`. Returns `None` for other files.
 fn first_line(program: &Path) -> io::Result<Option<String>> {
+    start_of(program).map(|start| command_of_script(&start))
+}
+
+fn start_of(program: &Path) -> io::Result<String> {
     let mut start = Vec::new();
     files::open(program)?.take(4096).read_to_end(&mut start)?;
-    let start = String::from_utf8_lossy(&start);
+    Ok(String::from_utf8_lossy(&start).into_owned())
+}
+
+fn command_of_script(start: &str) -> Option<String> {
     let mut lines = start.lines();
-    let Some(first) = lines.next().and_then(|line| line.strip_prefix("#!")) else {
-        return Ok(None);
-    };
+    let first = lines.next()?.strip_prefix("#!")?;
     let second = lines
         .next()
         .and_then(|line| line.strip_prefix("'''exec'"))
         .filter(|_| first.trim() == "/bin/sh");
-    Ok(Some(match second {
+    Some(match second {
         Some(second) => second
             .split(" \"$0\"")
             .next()
             .unwrap_or_default()
             .replace(['\'', '"'], ""),
         None => first.to_owned(),
-    }))
+    })
 }
 
 #[cfg(test)]

@@ -179,6 +179,80 @@ fn the_interpreter_comes_from_the_command_its_first_lines_or_an_argument() {
 }
 
 #[test]
+fn each_reason_why_a_program_cannot_start_has_its_own_sentence() {
+    let environment = TempEnvironment::new();
+    let program = |name: &str, text: &str| environment.program(name, text);
+    let of = |program: &OsStr| {
+        let refused = check_start(&[program.to_owned()]).unwrap_err().to_string();
+        refused.replace(&environment.path("").display().to_string(), "./")
+    };
+    let [pipe, link] = ["pipe", "link"].map(|name| environment.path(name));
+    let made = std::process::Command::new("mkfifo").arg(&pipe).status();
+    assert!(made.unwrap().success());
+    std::os::unix::fs::symlink("gone", &link).unwrap();
+    let plain = environment.write("plain.py", "print(1)");
+    fs::create_dir(environment.path("folder")).unwrap();
+    let moved = "#!/bin/sh\n'''exec' '/no/such/python' \"$0\" \"$@\"\n' '''\n";
+    for (program, message) in [
+        (
+            environment.path("folder").into(),
+            "cannot start `./folder`: this is a folder",
+        ),
+        (
+            pipe.into(),
+            "cannot start `./pipe`: this is a named pipe, not a file",
+        ),
+        (
+            link.into(),
+            "cannot find the program `./link`: it is a link to `gone`, which does not exist",
+        ),
+        (
+            environment.path("gone").into(),
+            "cannot find the program `./gone`: there is no such file",
+        ),
+        (
+            plain.join("train.py").into(),
+            "cannot find the program `./plain.py/train.py`: Not a directory (os error 20)",
+        ),
+        (
+            OsString::from("no-such-program"),
+            "cannot find the program `no-such-program`: nothing in PATH has that name",
+        ),
+        (
+            OsString::from("Cargo.toml"),
+            "`Cargo.toml` is a file of the current folder, but nothing in PATH has that name",
+        ),
+        (plain.into(), "the file `./plain.py` is not executable"),
+        (
+            program("old", "#!/no/such/python -u\n"),
+            "the script `./old` needs `/no/such/python`, which is not an executable file",
+        ),
+        (
+            program("moved", moved),
+            "the script `./moved` needs `/no/such/python`, which is not an executable file",
+        ),
+        (
+            program("windows", "#!/bin/sh\r\ntrue\r\n"),
+            "the `#!` line of `./windows` ends with a carriage return, which the system takes for \
+             a part of the interpreter's name",
+        ),
+    ] {
+        assert_eq!(of(&program), message);
+    }
+    let bare = environment.path("bare.py");
+    fs::rename(program("bare", "print(1)\n"), &bare).unwrap();
+    assert_eq!(
+        of(bare.as_os_str()),
+        "the script `./bare.py` has no `#!` line, so a shell would run it, not Python"
+    );
+    for text in ["#!/bin/sh\n", "true\n", ""] {
+        check_start(&[program("fine", text)]).unwrap();
+    }
+    let warning = |text| run_by_shell(&[program("script", text)]).is_some();
+    assert!(warning("true\n") && !warning("#!/bin/sh\n") && !warning("\x7fELF\0"));
+}
+
+#[test]
 fn cudnn_beside_torch_is_found_if_it_plans_without_a_device() {
     let environment = TempEnvironment::new();
     let python = environment.python("bin/python3", &answer(&environment.torch("site", VERSION)));

@@ -74,6 +74,9 @@ fn main() -> ExitCode {
         a_function_needed_only_by_an_extension_exists
         the_users_sitecustomize_runs_and_the_module_path_is_unchanged
         a_command_that_cannot_run_is_rejected_before_the_run
+        an_output_that_is_a_named_pipe_is_refused_before_the_run
+        an_output_goes_to_a_device_or_an_open_file
+        what_a_program_changes_outside_of_itself_is_an_effect
         signals_reach_the_program
         remaining_processes_end_with_the_program
         a_killed_exec_leaves_neither_processes_nor_its_folder
@@ -88,6 +91,7 @@ fn main() -> ExitCode {
         runs_begin_as_copies_that_behave_like_new_starts
         what_copies_would_share_is_named_and_each_run_starts_anew
         shards_run_the_cases_of_the_whole_and_are_merged
+        shards_of_a_changed_program_or_with_other_variables_are_not_merged
         last_failed_runs_only_the_cases_that_the_program_did_not_survive
         the_least_memory_is_found
         the_largest_value_that_fits_is_found_on_each_gpu
@@ -1703,6 +1707,129 @@ fn the_users_sitecustomize_runs_and_the_module_path_is_unchanged(world: World) {
     );
 }
 
+fn an_output_that_is_a_named_pipe_is_refused_before_the_run(world: World) {
+    let made = Command::new("mkfifo").arg(world.path("pipe")).status();
+    assert!(made.unwrap().success());
+    fs::create_dir(world.path("folder")).unwrap();
+    let made = Command::new("mkfifo")
+        .arg(world.path("folder/report.md"))
+        .status();
+    assert!(made.unwrap().success());
+    for options in [
+        &["--record", "pipe"][..],
+        &["--snapshot", "pipe"],
+        &["--junit", "pipe"],
+        &["--unmeasured", "pipe"],
+        &["--baseline", "pipe", "--update"],
+        &["--baseline", "peaks.json", "--sarif", "pipe"],
+        &["--baseline", "peaks.json", "--code-quality", "pipe"],
+        &["--report", "pipe"],
+        &["--report", "folder"],
+        &["--every-fault", "--report", "pipe"],
+    ] {
+        let ran = world.run(options, &["touch", "started"]);
+        let is_refused = plain(&ran.err).contains("this is a named pipe, not a file");
+        assert!(
+            ran.code == Some(2) && is_refused,
+            "{options:?}: {}",
+            ran.err
+        );
+    }
+    assert!(!world.path("started").exists());
+    let ran = world.run(&["--junit", "folder"], &["touch", "started"]);
+    assert!(
+        ran.code == Some(2) && !world.path("started").exists(),
+        "{}",
+        ran.err
+    );
+}
+
+fn an_output_goes_to_a_device_or_an_open_file(world: World) {
+    let ran = world.run(&["--junit", "/dev/stdout", "-q"], &["echo", "first"]);
+    assert_eq!((ran.code, ran.err.as_str()), (Some(0), ""));
+    assert!(ran.out.starts_with("first\n<?xml"), "{}", ran.out);
+    let ran = world.run(&["--record", "/dev/null", "-q"], &["true"]);
+    assert_eq!((ran.code, ran.err.as_str()), (Some(0), ""));
+}
+
+/// Statements of Python, with the effect that each has.
+const EFFECTS: [(&str, &str); 24] = [
+    ("os.mkfifo('pipe')", "creates pipe"),
+    ("os.mkfifo(path='pipe')", "creates pipe"),
+    ("os.mknod('node')", "creates node"),
+    ("os.open('empty', os.O_RDONLY | os.O_CREAT)", "writes empty"),
+    ("os.link('old', 'new')", "links new"),
+    ("os.symlink('old', 'new')", "links new"),
+    ("os.rename('old', 'new')", "renames old"),
+    ("os.truncate('old', 0)", "truncates old"),
+    ("os.chmod('old', 0o600)", "changes old"),
+    ("os.setxattr('old', 'user.a', b'1')", "changes old"),
+    ("shutil.rmtree('folder')", "removes file"),
+    ("sqlite3.connect('data').close()", "opens data"),
+    (
+        "socket.socket(type=socket.SOCK_DGRAM).sendto(b'', ('127.0.0.1', 9))",
+        "opens a socket",
+    ),
+    ("subprocess.run(['true'])", "starts true"),
+    (
+        "os.kill(os.getppid(), signal.SIGCONT)",
+        "sends a signal to process ",
+    ),
+    ("os.write(3, b'x')", "writes the descriptor 3"),
+    ("os.pwrite(3, b'x', 0)", "writes the descriptor 3"),
+    ("open(3, 'w')", "writes the descriptor 3"),
+    ("os.ftruncate(3, 0)", "truncates the descriptor 3"),
+    (
+        "ctypes.CDLL(None).write(3, b'x', 1)",
+        "uses the C function write",
+    ),
+    (
+        "ctypes.CDLL('libc.so.6').fopen(b'new', b'w')",
+        "uses the C function fopen",
+    ),
+    ("os.kill(os.getpid(), 0); os.kill(os.getppid(), 0)", ""),
+    (
+        "child = multiprocessing.get_context('fork').Process(target=time.sleep, args=(99,)); \
+      child.start(); child.kill(); child.join()",
+        "",
+    ),
+    (
+        "ctypes.CDLL(None).strlen(b'x'); open(os.open('old', os.O_RDONLY)).read()",
+        "",
+    ),
+];
+
+fn what_a_program_changes_outside_of_itself_is_an_effect(world: World) {
+    let imports = "import ctypes, multiprocessing, os, shutil, signal, socket, sqlite3, \
+                   subprocess, time\n";
+    for (statement, effect) in EFFECTS {
+        world.write("old", "");
+        world.write("folder/file", "");
+        world.write("given", "");
+        for name in ["new", "pipe", "node"] {
+            let _ = fs::remove_file(world.path(name));
+        }
+        let lines = statement.replace("; ", "\n    ");
+        let program = format!("{imports}try:\n    {lines}\nexcept OSError: pass\n");
+        world.write("train.py", &program);
+        let mut command = world.wrapped(&["sh", "-c", "exec \"$@\" 3>>given", "sh"]);
+        command.arg(env!("CARGO_BIN_EXE_harness"));
+        command.args(["exec", "--record", "run.json", "--", "python3", "train.py"]);
+        let ran = Ran::of(command.output().unwrap());
+        assert_eq!(ran.code, Some(0), "{statement}: {}", ran.err);
+        let found = world.record()["effect"]
+            .as_str()
+            .unwrap_or_default()
+            .to_owned();
+        let is_right = if effect.is_empty() {
+            found.is_empty()
+        } else {
+            found.starts_with(effect)
+        };
+        assert!(is_right, "{statement}: {found}");
+    }
+}
+
 fn a_command_that_cannot_run_is_rejected_before_the_run(world: World) {
     let refused = |options: &[&str], command: &[&str]| {
         let ran = world.run(options, command);
@@ -2703,6 +2830,37 @@ fn shards_run_the_cases_of_the_whole_and_are_merged(world: World) {
             );
         }
     }
+}
+
+fn shards_of_a_changed_program_or_with_other_variables_are_not_merged(world: World) {
+    world.write("train.py", FOUR);
+    let shard = |index: u32, conf: &str| {
+        let shard = format!("{index}/2");
+        let options = ["--every-fault", "--shard", &shard, "--format", "json"];
+        let mut command = world.command(&options, &["python3", "train.py"]);
+        if !conf.is_empty() {
+            command.env("PYTORCH_ALLOC_CONF", conf);
+        }
+        world.write(
+            &format!("{index}.json"),
+            &Ran::of(command.output().unwrap()).out,
+        );
+    };
+    let refused = || {
+        let merge = ["report", "merge", "1.json", "2.json", "-o", "merged.json"];
+        let ran = Ran::of(world.harness().args(merge).output().unwrap());
+        assert_eq!(ran.code, Some(2), "{}", ran.err);
+        plain(&ran.err)
+    };
+    shard(1, "");
+    shard(2, "expandable_segments:True");
+    let differ = "shards 1/2 and 2/2 differ in the settings of PyTorch's allocator: `unset` and \
+         `expandable_segments:True`";
+    assert!(refused().contains(differ), "{}", refused());
+    world.write("train.py", &format!("{FOUR}# changed\n"));
+    shard(2, "");
+    let differ = "shards 1/2 and 2/2 differ in the file train.py: `hash ";
+    assert!(refused().contains(differ), "{}", refused());
 }
 
 fn last_failed_runs_only_the_cases_that_the_program_did_not_survive(world: World) {

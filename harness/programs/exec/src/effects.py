@@ -3,13 +3,15 @@
 # caches, devices, local sockets in the folder for temporary files, and the files of the run.
 import functools
 import os
+import stat
 import sys
 
 _RUN = os.environ["HARNESS_GPU_RUN"]
-_WRITES = os.O_WRONLY | os.O_RDWR
+_WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC
 # Events, with what the program does, and the positions of paths and of their folders among the arguments.
 _FILES = {
     "os.mkdir": ("creates", ((0, 2),)),
+    "harness.make": ("creates", ((0, 1),)),
     "os.remove": ("removes", ((0, 1),)),
     "os.rmdir": ("removes", ((0, 1),)),
     "os.rename": ("renames", ((0, 2), (1, 3))),
@@ -19,6 +21,8 @@ _FILES = {
     "os.chmod": ("changes", ((0, 2),)),
     "os.chown": ("changes", ((0, 3),)),
     "os.utime": ("changes", ((0, 3),)),
+    "os.setxattr": ("changes", ((0, None),)),
+    "os.removexattr": ("changes", ((0, None),)),
     "sqlite3.connect": ("opens", ((0, None),)),
 }
 _STARTS = {"os.exec", "os.posix_spawn", "os.system", "subprocess.Popen"}
@@ -30,7 +34,17 @@ _SHARED = {
     "os.fork": "forks",
     "os.forkpty": "forks",
 }
-_EVENTS = {"open", "builtins.input", *_FILES, *_STARTS, *_SOCKETS, *_SHARED}
+_SIGNALS = {"os.kill", "os.killpg"}
+_EVENTS = {"open", "builtins.input", "ctypes.dlsym", "syslog.syslog", *_SIGNALS, *_FILES, *_STARTS, *_SOCKETS, *_SHARED}
+# Functions of `os` without an event: those that create files, and those that write to the descriptor that is this argument.
+_MAKERS = ("mkfifo", "mknod")
+_WRITERS = {"write": 0, "writev": 0, "pwrite": 0, "pwritev": 0, "sendfile": 0, "copy_file_range": 1, "splice": 1}
+# Functions of the C library that a program can call through `ctypes`. Those that write to standard output are none of them.
+_OF_C = frozenset(
+    "write pwrite writev pwritev open open64 openat creat fopen fopen64 fdopen dprintf fwrite fputs fprintf sendfile unlink unlinkat remove rename renameat mkdir "
+    "mkdirat rmdir link linkat symlink symlinkat truncate truncate64 ftruncate chmod fchmod chown mkfifo mknod system popen execv execve execvp posix_spawn kill "
+    "killpg send sendto sendmsg connect shm_open".split()
+)
 # Programs that only read what no run changes.
 _READERS = ("ldconfig", "uname", "lscpu")
 # Programs that only read, and compilers, whose results are in caches.
@@ -53,10 +67,46 @@ def _absolute(path, folder):
     return os.path.abspath(path)
 
 
-def _is_exempt(path, folder=None):
-    # An open file was opened by another event.
-    if isinstance(path, int):
+def _shown(path):
+    return "the descriptor %d" % path if isinstance(path, int) else os.fsdecode(path)
+
+
+def _is_of_run(process):
+    """Returns whether a process, or the first one of a group, belongs to this run."""
+    if process in (0, os.getpid(), os.getpgrp()):
         return True
+    try:
+        with open("/proc/%d/environ" % process, "rb") as variables:
+            return b"HARNESS_GPU_RUN=" + os.fsencode(_RUN) in variables.read().split(b"\0")
+    except FileNotFoundError:
+        return True  # There is no such process.
+    except OSError:
+        return False
+
+
+def _find_inherited():
+    """Returns the descriptors through which this program can write outside of itself, except for its standard streams. Those of a process that another
+    process of the run starts are the run's."""
+    import fcntl
+
+    found = set()
+    for number in () if _is_of_run(os.getppid()) else map(int, os.listdir("/proc/self/fd")):
+        try:
+            kind, flags = os.fstat(number).st_mode, fcntl.fcntl(number, fcntl.F_GETFL)
+            if number > 2 and flags & os.O_ACCMODE and not stat.S_ISCHR(kind) and not os.readlink("/proc/self/fd/%d" % number).startswith(_RUN):
+                found.add(number)
+        except OSError:
+            pass  # The descriptor of the listed folder.
+    return found
+
+
+_inherited = _find_inherited()
+
+
+def _is_exempt(path, folder=None):
+    # An open file was opened by another event, or before this program.
+    if isinstance(path, int):
+        return path not in _inherited
     path = _absolute(path, folder)
     if path.startswith((_RUN, _caches, "/proc/")) or "__pycache__" in path or path.startswith("/dev/") and not path.startswith("/dev/shm/"):
         return True
@@ -96,14 +146,14 @@ def _effect_of(event, arguments):
     """Returns what an event does that a second run would repeat; None if nothing."""
     if event == "open":
         path, _, flags = arguments[:3]
-        return None if not flags & _WRITES or _is_exempt(path) else "writes %s" % os.fsdecode(path)
+        return None if not flags & _WRITES or _is_exempt(path) else "writes %s" % _shown(path)
     if event in _FILES:
         verb, places = _FILES[event]
         named = [(arguments[at], arguments[of] if of is not None and of < len(arguments) else None) for at, of in places]
         # A connection without a file and a folder that exists change nothing.
         named = [(path, folder) for path, folder in named if path not in (":memory:", "") and not (event == "os.mkdir" and os.path.isdir(path))]
         changed = [path for path, folder in named if not _is_exempt(path, folder)]
-        return "%s %s" % (verb, os.fsdecode(changed[0])) if changed else None
+        return "%s %s" % (verb, _shown(changed[0])) if changed else None
     if event in _STARTS:
         program = arguments[0] or (arguments[1] or ("",))[0]
         if event != "os.system":
@@ -117,7 +167,13 @@ def _effect_of(event, arguments):
         if isinstance(address, (str, bytes)):
             return None if _is_in_temporary_folder(address) else "opens the socket %s" % os.fsdecode(address)
         return None if address is None else "opens a socket to %s" % ":".join(map(str, address[:2]))
-    return "reads its standard input" if event == "builtins.input" else None
+    if event in _SIGNALS:
+        process, signal = arguments
+        return None if signal == 0 or _is_of_run(abs(process)) else "sends a signal to process %d" % abs(process)
+    if event == "ctypes.dlsym":
+        library = os.path.basename(getattr(arguments[0], "_name", "") or "libc.so")
+        return "uses the C function %s" % arguments[1] if library.startswith("libc.so") and arguments[1] in _OF_C else None
+    return "writes to the log of the system" if event == "syslog.syslog" else "reads its standard input"
 
 
 # At the interpreter's exit this module's names become None, while destructors of the program still run.
@@ -195,6 +251,37 @@ def shorten(path):
     _hook.__setstate__((python.PyCFunction_NewEx(ctypes.addressof(method), _watch, None), (), {}, None))
 
 
+def _announce(name, event):
+    """Makes a function of `os` raise the event that Python lacks."""
+    original = getattr(os, name, None)
+    if original is None:
+        return
+
+    @functools.wraps(original)
+    def announcing(*arguments, **named):
+        event(arguments, named)
+        return original(*arguments, **named)
+
+    if original in os.supports_dir_fd:
+        os.supports_dir_fd.add(announcing)
+    for module in (os, sys.modules["posix"]):
+        setattr(module, name, announcing)
+
+
+def _announce_all():
+    def makes(arguments, named):
+        path = arguments[0] if arguments else named.get("path")
+        folder = named.get("dir_fd")
+        sys.audit("harness.make", path, -1 if folder is None else folder)
+
+    for name in _MAKERS:
+        _announce(name, makes)
+    # Others come from files that were opened by another event.
+    for name, place in _WRITERS.items() if _inherited else ():
+        _announce(name, lambda arguments, _, place=place: sys.audit("open", *arguments[place : place + 1] or (-1,), None, os.O_WRONLY))
+
+
+_announce_all()
 # A hook stays forever. What it calls can change.
 _hook = functools.partial(_watch)
 sys.addaudithook(_hook)

@@ -1753,7 +1753,7 @@ fn an_output_goes_to_a_device_or_an_open_file(world: World) {
 }
 
 /// Statements of Python, with the effect that each has.
-const EFFECTS: [(&str, &str); 24] = [
+const EFFECTS: [(&str, &str); 26] = [
     ("os.mkfifo('pipe')", "creates pipe"),
     ("os.mkfifo(path='pipe')", "creates pipe"),
     ("os.mknod('node')", "creates node"),
@@ -1793,6 +1793,12 @@ const EFFECTS: [(&str, &str); 24] = [
       child.start(); child.kill(); child.join()",
         "",
     ),
+    ("subprocess.run(['file', 'old'])", ""),
+    (
+        "file = tempfile.NamedTemporaryFile(suffix='.ptx'); name = file.name + '.o'; \
+          open(name, 'w').close(); os.remove(name)",
+        "",
+    ),
     (
         "ctypes.CDLL(None).strlen(b'x'); open(os.open('old', os.O_RDONLY)).read()",
         "",
@@ -1801,7 +1807,7 @@ const EFFECTS: [(&str, &str); 24] = [
 
 fn what_a_program_changes_outside_of_itself_is_an_effect(world: World) {
     let imports = "import ctypes, multiprocessing, os, shutil, signal, socket, sqlite3, \
-                   subprocess, time\n";
+                   subprocess, tempfile, time\n";
     for (statement, effect) in EFFECTS {
         world.write("old", "");
         world.write("folder/file", "");

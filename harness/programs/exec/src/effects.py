@@ -48,7 +48,7 @@ _OF_C = frozenset(
 # Programs that only read what no run changes.
 _READERS = ("ldconfig", "uname", "lscpu")
 # Programs that only read, and compilers, whose results are in caches.
-_HARMLESS = (*_READERS, "nvidia-smi", "cc", "gcc", "g++", "c++", "clang", "clang++", "ptxas", "ptxas-blackwell", "nvcc")
+_HARMLESS = (*_READERS, "file", "nvidia-smi", "cc", "gcc", "g++", "c++", "clang", "clang++", "ptxas", "ptxas-blackwell", "nvcc")
 
 # The first effect that a second run would repeat, and the first that copies would share, after the words "the program".
 first = None
@@ -109,6 +109,9 @@ def _is_exempt(path, folder=None):
         return path not in _inherited
     path = _absolute(path, folder)
     if path.startswith((_RUN, _caches, "/proc/")) or "__pycache__" in path or path.startswith("/dev/") and not path.startswith("/dev/shm/"):
+        return True
+    # Compilers add an ending to the name of their input.
+    if path.startswith(tuple(name + "." for name in _temporary)):
         return True
     while path not in _temporary:
         folder = os.path.dirname(path)

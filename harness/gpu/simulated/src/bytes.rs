@@ -3,6 +3,10 @@ use std::collections::BTreeMap;
 /// Bytes per piece. Pieces that were never written use no host memory.
 const PIECE: usize = 2 << 20;
 
+/// Bytes that are compared or written together: whole stretches are fast in builds without
+/// optimization too.
+const STRETCH: usize = 4096;
+
 /// The bytes of a piece that was never written.
 static ZEROS: [u8; PIECE] = [0; PIECE];
 
@@ -47,10 +51,10 @@ impl DeviceBytes {
 
     pub(crate) fn fill(&mut self, address: u64, len: u64, pattern: [u8; 8]) {
         for part in parts(address, len) {
-            let pattern = from_offset(pattern, part.offset);
-            let (words, tail) = self.part_mut(&part).as_chunks_mut::<8>();
-            words.fill(pattern);
-            tail.copy_from_slice(&pattern[..tail.len()]);
+            let pattern = stretch(from_offset(pattern, part.offset), part.to - part.from);
+            for bytes in self.part_mut(&part).chunks_mut(STRETCH) {
+                bytes.copy_from_slice(&pattern[..bytes.len()]);
+            }
         }
     }
 
@@ -58,22 +62,17 @@ impl DeviceBytes {
     pub(crate) fn differing(&self, address: u64, len: u64, pattern: [u8; 8]) -> (u64, Option<u64>) {
         let (mut count, mut lowest) = (0, None);
         for part in parts(address, len) {
-            let pattern = from_offset(pattern, part.offset);
-            let (words, tail) = self.part(&part).as_chunks::<8>();
-            let wrong_words = words
-                .iter()
-                .enumerate()
-                .filter(|(_, word)| **word != pattern)
-                .map(|(index, word)| (index, word.as_slice()));
-            for (index, chunk) in wrong_words.chain([(words.len(), tail)]) {
-                for (offset, _) in chunk
-                    .iter()
-                    .zip(pattern)
-                    .enumerate()
-                    .filter(|(_, (is, should))| *is != should)
-                {
-                    count += 1;
-                    lowest.get_or_insert(part.offset + (index * 8 + offset) as u64);
+            let pattern = stretch(from_offset(pattern, part.offset), part.to - part.from);
+            for (number, bytes) in self.part(&part).chunks(STRETCH).enumerate() {
+                let should = &pattern[..bytes.len()];
+                if bytes == should {
+                    continue;
+                }
+                for (offset, (byte, should)) in bytes.iter().zip(should).enumerate() {
+                    if byte != should {
+                        count += 1;
+                        lowest.get_or_insert(part.offset + (number * STRETCH + offset) as u64);
+                    }
                 }
             }
         }
@@ -112,6 +111,15 @@ impl DeviceBytes {
 }
 
 /// The pattern, starting at an offset.
+/// Repeats a pattern for a range of this length, up to [`STRETCH`].
+fn stretch(pattern: [u8; 8], len: usize) -> [u8; STRETCH] {
+    let mut all = [0; STRETCH];
+    let (words, _) = all.as_chunks_mut::<8>();
+    let needed = len.div_ceil(8).min(words.len());
+    words[..needed].fill(pattern);
+    all
+}
+
 fn from_offset(mut pattern: [u8; 8], offset: u64) -> [u8; 8] {
     pattern.rotate_left((offset % 8) as usize);
     pattern

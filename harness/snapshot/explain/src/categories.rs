@@ -8,12 +8,14 @@
 //! sizes show the parameters and the state of the optimizer from before the recording. If nothing
 //! decides, the category is `other`.
 
+mod lives;
 mod origin;
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 
 use harness_allocator::{stats::BlockState, units::Bytes};
-use harness_trace::snapshot::{Action, Block, Event, Frame, Snapshot, StackId, Value};
+use harness_trace::snapshot::{Block, Frame, FrameId, Snapshot, StackId, Value};
+use lives::{Birth, Life, Lives, Pass};
 use origin::{Origin, PassKind};
 use regex_lite::Regex;
 use serde::{Deserialize, Serialize};
@@ -156,37 +158,6 @@ const fn probably(category: &str) -> Purpose<'_> {
     }
 }
 
-/// The event that allocates a block, or its address if that was before the recording.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-enum Birth {
-    Before(u64),
-    Event(usize),
-}
-
-struct Life<'a> {
-    birth: Birth,
-    stack: StackId,
-    origin: Origin<'a>,
-    stream: u64,
-    size: Bytes,
-    /// The event that frees the block.
-    end: Option<usize>,
-}
-
-impl Life<'_> {
-    const fn is_from_before(&self) -> bool {
-        matches!(self.birth, Birth::Before(_))
-    }
-}
-
-/// Consecutive allocations of one kind.
-struct Pass {
-    kind: PassKind,
-    /// The number of backward passes up to this one.
-    backward: usize,
-    last_allocation: usize,
-}
-
 pub(crate) struct Categories<'a> {
     view: &'a View<'a>,
     of_stack: Vec<Origin<'a>>,
@@ -300,114 +271,14 @@ impl<'a> Categories<'a> {
             .all()
             .map(|stack| origin::origin(&stacks.frames(stack).collect::<Vec<_>>(), &program, rules))
             .collect();
-        let (mut passes, mut pass_of): (Vec<Pass>, Vec<u32>) = (Vec::new(), Vec::new());
-        let (mut lives, mut live): (Vec<Life<'a>>, HashMap<u64, usize>) =
-            (Vec::new(), HashMap::new());
-        let (mut repetitions, mut in_pass, mut longest) =
-            (HashMap::new(), HashMap::new(), HashMap::new());
-        for (
-            index,
-            &Event {
-                action,
-                address,
-                size,
-                stream,
-                stack,
-                ..
-            },
-        ) in view.history.events().iter().enumerate()
-        {
-            match action {
-                Action::Alloc => {
-                    let origin = of_stack[stack.0 as usize];
-                    let kind = origin
-                        .pass()
-                        .or(passes.last().map(|pass| pass.kind))
-                        .unwrap_or(PassKind::Forward);
-                    if passes.last().is_none_or(|last| last.kind != kind) {
-                        let backward = passes.last().map_or(0, |pass| pass.backward)
-                            + usize::from(kind == PassKind::Backward);
-                        passes.push(Pass {
-                            kind,
-                            backward,
-                            last_allocation: index,
-                        });
-                        in_pass.clear();
-                    }
-                    passes
-                        .iter_mut()
-                        .next_back()
-                        .into_iter()
-                        .for_each(|pass| pass.last_allocation = index);
-                    let repetition = in_pass.entry(stack).or_insert(0);
-                    repetitions.insert(index, *repetition);
-                    *repetition += 1;
-                    live.insert(address, lives.len());
-                    lives.push(Life {
-                        birth: Birth::Event(index),
-                        stack,
-                        origin,
-                        stream,
-                        size,
-                        end: None,
-                    });
-                }
-                Action::FreeRequested => match live.remove(&address) {
-                    Some(life) => {
-                        let Life {
-                            birth, stack, end, ..
-                        } = &mut lives[life];
-                        *end = Some(index);
-                        if let Birth::Event(start) = *birth {
-                            let (pass, last) =
-                                (pass_of[start], (passes.len() as u32).saturating_sub(1));
-                            if pass == last {
-                                let longest = longest.entry((pass, *stack)).or_insert(0);
-                                *longest = (index - start).max(*longest);
-                            }
-                        }
-                    }
-                    None => {
-                        let stack = StackId::EMPTY;
-                        let origin = of_stack[stack.0 as usize];
-                        lives.push(Life {
-                            birth: Birth::Before(address),
-                            stack,
-                            origin,
-                            stream,
-                            size,
-                            end: Some(index),
-                        });
-                    }
-                },
-                _ => {}
-            }
-            pass_of.push((passes.len() as u32).saturating_sub(1));
-        }
-        for segment in view.snapshot.segments_of(view.device) {
-            let blocks = segment.blocks.iter().filter(|block| {
-                block.state == BlockState::Allocated && !live.contains_key(&block.address)
-            });
-            lives.extend(blocks.map(
-                |&Block {
-                     address,
-                     requested: size,
-                     stack,
-                     ..
-                 }| {
-                    let origin = of_stack[stack.0 as usize];
-                    Life {
-                        birth: Birth::Before(address),
-                        stack,
-                        origin,
-                        stream: segment.stream,
-                        size,
-                        end: None,
-                    }
-                },
-            ));
-        }
-        lives.sort_by_key(|life| life.birth);
+        let Lives {
+            passes,
+            pass_of,
+            lives,
+            longest,
+            repetitions,
+            ..
+        } = Lives::of(view, &of_stack);
         let ends = lives
             .iter()
             .filter_map(|life| Some((life.birth, life.end?)))
@@ -649,43 +520,59 @@ impl<'a> Categories<'a> {
                 ));
             }
         }
-        // Constructors of modules also make buffers and parameters without gradients. Without
-        // gradients, no size shows which ones.
-        let is_of_module = |life: &&Life<'_>| match life.origin {
-            Origin::Constructor { .. } if !gradients.is_empty() => {
+        let has_gradients = !gradients.is_empty();
+        let of_modules = all().filter(|life| self.is_of_module(life, &constructors, has_gradients));
+        for life in of_modules.filter(|life| self.reaches_forward(life)) {
+            found.insert(life.birth, PARAMETERS);
+        }
+        let others = all()
+            .filter(is_unknown)
+            .filter(|life| !found.contains_key(&life.birth));
+        let states = self.states(others, &gradients);
+        found.extend(states);
+        found
+    }
+
+    /// Returns whether the constructor of a module made the block. Constructors also make buffers
+    /// and parameters without gradients. Without gradients, no size shows which ones.
+    fn is_of_module(
+        &self,
+        life: &Life<'_>,
+        constructors: &HashSet<&[FrameId]>,
+        has_gradients: bool,
+    ) -> bool {
+        match life.origin {
+            Origin::Constructor { .. } if has_gradients => {
                 origin::constructor_call(&self.view.snapshot.stacks, life.stack)
                     .is_some_and(|call| constructors.contains(&call))
             }
             Origin::Constructor { is_of_module } => is_of_module,
             _ => false,
-        };
-        for life in all()
-            .filter(is_of_module)
-            .filter(|life| self.reaches_forward(life))
-        {
-            found.insert(life.birth, PARAMETERS);
         }
-        let mut others: BTreeMap<u64, Vec<Birth>> = BTreeMap::new();
-        for life in all()
-            .filter(is_unknown)
-            .filter(|life| !found.contains_key(&life.birth))
-        {
-            others
-                .entry(self.comparable(life.size))
-                .or_default()
-                .push(life.birth);
+    }
+
+    /// Returns the blocks of unknown origin that are states of an optimizer: at most
+    /// [`MOST_STATES`] per gradient of their size.
+    fn states<'b>(
+        &self,
+        unknown: impl Iterator<Item = &'b Life<'a>>,
+        gradients: &BTreeMap<u64, usize>,
+    ) -> Vec<(Birth, &'static str)>
+    where
+        'a: 'b,
+    {
+        let mut by_size: BTreeMap<u64, Vec<Birth>> = BTreeMap::new();
+        for life in unknown {
+            let size = self.comparable(life.size);
+            by_size.entry(size).or_default().push(life.birth);
         }
-        for (size, others) in others {
-            let Some(&count) = gradients.get(&size) else {
-                continue;
-            };
-            let states = (others.len() / count).min(MOST_STATES) * count;
-            found.extend(
-                others
-                    .into_iter()
-                    .take(states)
-                    .map(|birth| (birth, OPTIMIZER_STATE)),
-            );
+        let mut found = Vec::new();
+        for (size, blocks) in by_size {
+            if let Some(&count) = gradients.get(&size) {
+                let states = (blocks.len() / count).min(MOST_STATES) * count;
+                let blocks = blocks.into_iter().take(states);
+                found.extend(blocks.map(|birth| (birth, OPTIMIZER_STATE)));
+            }
         }
         found
     }
@@ -812,31 +699,15 @@ impl<'a> Categories<'a> {
         let pass = self.pass_of_birth(birth);
         let is_last = pass.is_some_and(|pass| pass + 1 == self.passes.len());
         let ends_in_pass = pass.is_some() && end.map(|end| self.pass_of[end] as usize) == pass;
-        // Programs repeat their steps, so an unfinished block is like the block of the same stack
-        // and repetition in an earlier step.
-        let like_before = || match birth {
-            Birth::Event(start) => self
-                .finished
-                .get(&(stack, *self.repetitions.get(&start)?))
-                .copied(),
-            Birth::Before(_) => None,
-        };
+        let like_before = || self.like_before(birth, stack);
         let until = end.and_then(|end| self.passes.get(self.pass_of[end] as usize));
         match origin {
             Origin::Known(known) => surely(known),
             _ if stack == StackId::EMPTY && (pass.is_none() || !self.has_stacks) => {
                 self.without_stack(birth, size, until)
             }
-            // The optimizer's step comes between the reduction of gradients and their end.
             Origin::Reduction => match (pass, end) {
-                (Some(pass), Some(end)) => {
-                    let mut passes = self.passes[pass..=self.pass_of[end] as usize].iter();
-                    surely(if passes.any(|pass| pass.kind == PassKind::Optimizer) {
-                        GRADIENTS
-                    } else {
-                        COMMUNICATION
-                    })
-                }
+                (Some(pass), Some(end)) => surely(self.of_reduction(pass, end)),
                 _ => like_before().unwrap_or(surely(GRADIENTS)),
             },
             Origin::Optimizer { .. } if ends_in_pass => surely(TEMPORARIES),
@@ -858,25 +729,52 @@ impl<'a> Categories<'a> {
                 }
                 () => surely(OTHER),
             },
-            Origin::Forward | Origin::Program | Origin::Constructor { .. } => match until {
-                _ if ends_in_pass => surely(TEMPORARIES),
-                Some(until) => {
+            Origin::Forward | Origin::Program | Origin::Constructor { .. } if ends_in_pass => {
+                surely(TEMPORARIES)
+            }
+            Origin::Forward | Origin::Program | Origin::Constructor { .. } => {
+                let outlives_forward = |until: &Pass| {
                     let born = pass.map_or(0, |pass| self.passes[pass].backward);
-                    let is_saved = if origin == Origin::Forward {
-                        until.backward > born
-                    } else {
-                        until.kind == PassKind::Backward
-                    };
-                    surely(if is_saved { ACTIVATIONS } else { PROGRAM })
+                    match origin {
+                        Origin::Forward => until.backward > born,
+                        _ => until.kind == PassKind::Backward,
+                    }
+                };
+                let usual = match origin {
+                    Origin::Forward => ACTIVATIONS,
+                    _ => PROGRAM,
+                };
+                match until {
+                    Some(until) if outlives_forward(until) => surely(ACTIVATIONS),
+                    Some(_) => surely(PROGRAM),
+                    // An activation is freed at the latest in the backward pass.
+                    None if self.survives_backward(pass) => surely(PROGRAM),
+                    None => like_before().unwrap_or(surely(usual)),
                 }
-                // An activation is freed at the latest in the backward pass.
-                None if self.survives_backward(pass) => surely(PROGRAM),
-                None => like_before().unwrap_or(surely(if origin == Origin::Forward {
-                    ACTIVATIONS
-                } else {
-                    PROGRAM
-                })),
-            },
+            }
+        }
+    }
+
+    /// Returns the purpose of a block that a reduction allocates. The optimizer's step comes between
+    /// the reduction of gradients and their end.
+    fn of_reduction(&self, pass: usize, end: usize) -> &'static str {
+        let mut passes = self.passes[pass..=self.pass_of[end] as usize].iter();
+        if passes.any(|pass| pass.kind == PassKind::Optimizer) {
+            GRADIENTS
+        } else {
+            COMMUNICATION
+        }
+    }
+
+    /// Returns the purpose of the block of the same stack and repetition in an earlier step.
+    /// Programs repeat their steps, so an unfinished block is like it.
+    fn like_before(&self, birth: Birth, stack: StackId) -> Option<Purpose<'a>> {
+        match birth {
+            Birth::Event(start) => self
+                .finished
+                .get(&(stack, *self.repetitions.get(&start)?))
+                .copied(),
+            Birth::Before(_) => None,
         }
     }
 

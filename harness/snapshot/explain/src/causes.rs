@@ -24,7 +24,7 @@ use harness_allocator::allocator::caching::{Config, TorchVersion};
 use harness_allocator::units::Bytes;
 use harness_record::FailedRequest;
 use harness_trace::program::ProgramError;
-use harness_trace::snapshot::{Action, RecordedHostMemory, Snapshot};
+use harness_trace::snapshot::{Action, Event, RecordedHostMemory, Snapshot};
 
 pub use crate::byte_cause::{ByteCause, CauseBytes, SiteBytes};
 use crate::categories::{self, CategoryRule};
@@ -136,14 +136,6 @@ fn explain_with(
     rules: &[CategoryRule],
     replay: impl FnOnce(bool) -> Option<Result<Fidelity, ProgramError>>,
 ) -> Result<Explanation, ExplainError> {
-    let conf = snapshot
-        .settings
-        .as_ref()
-        .map(|settings| settings.conf.clone());
-    let unknown = snapshot
-        .config()
-        .is_err()
-        .then(|| "the settings cannot be parsed, so PyTorch's defaults are assumed".to_owned());
     let config = config(snapshot);
     let run = snapshot.run();
     let is_foreign = run.as_ref().is_some_and(|run| !run.is_pytorchs);
@@ -169,15 +161,37 @@ fn explain_with(
         moment: &moment,
         is_foreign,
     };
+    let recovered = replay(is_foreign);
+    let mut explanation = explain_view(&view, options, rules, recovered)?;
+    explanation.sites = explanation
+        .named_sites()
+        .map(|id| (id, sites.get(id).clone()))
+        .collect();
+    explanation.headline = crate::headline::of(&explanation);
+    Ok(explanation)
+}
+
+/// Explains a moment, without headline and sites.
+fn explain_view(
+    view: &View<'_>,
+    options: Options,
+    rules: &[CategoryRule],
+    recovered: Option<Result<Fidelity, ProgramError>>,
+) -> Result<Explanation, ExplainError> {
+    let View {
+        snapshot,
+        is_foreign,
+        ..
+    } = *view;
     let request = view.request();
     let size = view.size_of_device(options.memory)?;
     let idle_streams = if request.is_none() && !is_foreign {
-        idle::list(&view)
+        idle::list(view)
     } else {
         Vec::new()
     };
     let (accounts, held) = view.account(request.as_ref(), &idle_streams);
-    let pinned = pins::list(&view);
+    let pinned = pins::list(view);
     let of_pytorch = request.as_ref().filter(|_| !is_foreign);
     let failed_request = of_pytorch.map(|request| view.failed_request(request, accounts, &size));
     let why: Vec<&str> = failed_request
@@ -186,76 +200,75 @@ fn explain_with(
         .collect();
     let ways = of_pytorch
         .into_iter()
-        .flat_map(|request| attempts::of(&view, request, accounts, &size))
+        .flat_map(|request| attempts::of(view, request, accounts, &size))
         .collect();
-    let mut causes = held.into_causes(&sites);
+    let mut causes = held.into_causes(view.sites);
     causes.extend(size.outside);
-    let mut notes: Vec<String> = snapshot.notes.iter().cloned().chain(unknown).collect();
-    notes.extend(view.notes(size.known));
-    if !categories::recorded(snapshot).is_empty() {
-        notes.push(
-            "parameters, gradients and optimizer state are those that the program had".to_owned(),
-        );
-    }
-    let host_memory = snapshot.host_memory();
-    notes.extend(
-        host_memory
-            .filter(RecordedHostMemory::is_of_program)
-            .map(|host| {
-                format!(
-                    "pinned host memory at the time of the snapshot, besides the figures above: \
-                     {} ({})",
-                    host.now(),
-                    host.peaks()
-                )
-            }),
-    );
-    let recovered = replay(is_foreign);
+    let mut notes = notes(view, size.known);
     notes.extend(
         recovered
             .as_ref()
-            .map(|fidelity| replayed(fidelity, config.torch)),
+            .map(|fidelity| replayed(fidelity, view.config.torch)),
     );
-    let oom_events = history
-        .events()
-        .iter()
-        .filter(|event| event.action == Action::Oom)
-        .count();
-    let mut explanation = Explanation {
+    Ok(Explanation {
         headline: String::new(),
         device_total: size.total,
         device_total_is: size.known,
-        device,
+        device: view.device,
         request,
         accounts,
         causes,
         why,
         ways,
         pinned,
-        stalled_frees: waits::list(&view),
+        stalled_frees: waits::list(view),
         idle_streams,
-        growing: growth::list(&view),
+        growing: growth::list(view),
         categories: if is_foreign {
             Vec::new()
         } else {
-            categories::list(&view, rules)
+            categories::list(view, rules)
         },
-        survived_ooms: oom_events.saturating_sub(usize::from(moment.at == MomentKind::Oom)),
-        host_memory,
+        survived_ooms: survived_ooms(view),
+        host_memory: snapshot.host_memory(),
         notes,
         fidelity: recovered.and_then(Result::ok),
         sites: BTreeMap::new(),
-        conf,
-        run,
+        conf: (snapshot.settings.as_ref()).map(|settings| settings.conf.clone()),
+        run: snapshot.run(),
         failed_request,
-        moment: moment.clone(),
-    };
-    explanation.sites = explanation
-        .named_sites()
-        .map(|id| (id, sites.get(id).clone()))
-        .collect();
-    explanation.headline = crate::headline::of(&explanation);
-    Ok(explanation)
+        moment: view.moment.clone(),
+    })
+}
+
+fn survived_ooms(view: &View<'_>) -> usize {
+    let is_oom = |event: &&Event| event.action == Action::Oom;
+    let all = view.history.events().iter().filter(is_oom).count();
+    all.saturating_sub(usize::from(view.moment.at == MomentKind::Oom))
+}
+
+/// The notes on a snapshot, without those on its replay.
+fn notes(view: &View<'_>, known: TotalKnown) -> Vec<String> {
+    let snapshot = view.snapshot;
+    let unknown = (snapshot.config().is_err())
+        .then(|| "the settings cannot be parsed, so PyTorch's defaults are assumed".to_owned());
+    let mut notes: Vec<String> = snapshot.notes.iter().cloned().chain(unknown).collect();
+    notes.extend(view.notes(known));
+    if !categories::recorded(snapshot).is_empty() {
+        notes.push(
+            "parameters, gradients and optimizer state are those that the program had".to_owned(),
+        );
+    }
+    let host_memory = snapshot.host_memory();
+    let host_memory = host_memory.filter(RecordedHostMemory::is_of_program);
+    notes.extend(host_memory.map(|host| {
+        format!(
+            "pinned host memory at the time of the snapshot, besides the figures above: {} ({})",
+            host.now(),
+            host.peaks()
+        )
+    }));
+    notes
 }
 
 fn replayed(fidelity: &Result<Fidelity, ProgramError>, torch: TorchVersion) -> String {

@@ -8,7 +8,7 @@ mod decisions;
 
 use std::io::{self, BufRead as _, Write};
 use std::path::{Path, PathBuf};
-use std::{fmt, ops::ControlFlow};
+use std::{fmt, mem, ops::ControlFlow};
 
 use harness_allocator::allocator::caching::{
     CachingAllocator, ConfError, Config, Quirks, TorchVersion, TorchVersionError,
@@ -484,16 +484,12 @@ pub fn verify(
         path: path.to_owned(),
         source,
     };
-    let malformed = |line: usize, why: String| RecordingError::Malformed {
-        path: path.to_owned(),
-        line,
-        why,
-    };
-    let mut lines = packed::open(path).map_err(read_error)?.lines();
+    let malformed = |line, why| malformed(path, line, why);
+    let lines = packed::open(path).map_err(read_error)?.lines();
+    let mut lines = lines.map(|line| line.map_err(read_error));
     let first = lines
         .next()
-        .ok_or_else(|| malformed(1, "the file is empty".to_owned()))?
-        .map_err(read_error)?;
+        .ok_or_else(|| malformed(1, "the file is empty".to_owned()))??;
     let not_a_header = |error| malformed(1, format!("not a recording's header: {error}"));
     let kind: RecordedKind = serde_json::from_str(&first).map_err(not_a_header)?;
     if let Some(library) = kind.source {
@@ -502,149 +498,195 @@ pub fn verify(
             return Err(RecordingError::OtherLibrary { path, library });
         }
         let header = serde_json::from_str(&first).map_err(not_a_header)?;
-        let lines = lines.map(|line| line.map_err(read_error));
         return verify_decisions(&header, addresses, lines, malformed);
     }
     let header: Header = serde_json::from_str(&first).map_err(not_a_header)?;
-    let column = |name: &String| {
-        Column::from_name(name).ok_or_else(|| malformed(1, format!("unknown column `{name}`")))
-    };
-    let columns = header
-        .columns
-        .iter()
-        .map(column)
-        .collect::<Result<Vec<_>, _>>()?;
-    let refused = header
-        .stopped
-        .as_ref()
-        .filter(|stopped| !stopped.message.is_empty())
-        .map(|stopped| &stopped.next_op);
-    let events = trace::parse_lines(header.trace.iter().chain(refused).map(String::as_str))
-        .map_err(|error| malformed(1, error.to_string()))?;
-    let recorded_torch = header
-        .torch
-        .as_deref()
-        .map(|torch| torch.split(' ').next().unwrap_or_default().parse())
-        .transpose();
-    let recorded_torch = recorded_torch.map_err(|source| RecordingError::Torch {
-        path: path.to_owned(),
-        source,
-    })?;
-    let torch = torch.or(recorded_torch).unwrap_or_default();
-    let config =
-        Config::parse_for(torch, &header.conf).map_err(|source| RecordingError::Settings {
-            path: path.to_owned(),
-            source,
-        })?;
+    let config = header.config(path, torch)?;
     let device = SimConfig {
         addresses: addresses.unwrap_or(header.addresses),
         ..SimConfig::replay(Bytes(header.capacity))
     };
-    let mut operations = 0;
-    let mut compare =
-        |index: usize, state: &State| -> Result<Option<ReplayDifference>, RecordingError> {
-            let line_number = index + 2;
-            if index == header.trace.len() {
-                let why = || {
-                    format!(
-                        "PyTorch refused `{}`, and the replay did not",
-                        events[index]
-                    )
-                };
-                return Ok((state.outcome != OperationOutcome::Unsupported)
-                    .then(|| ReplayDifference::Stopped { why: why() }));
-            }
-            let line = lines.next().ok_or_else(|| {
-                malformed(
-                    line_number,
-                    "the recording ends before its trace".to_owned(),
-                )
-            })?;
-            let recorded: Vec<Figure> = serde_json::from_str(&line.map_err(read_error)?)
-                .map_err(|error| malformed(line_number, format!("not a row: {error}")))?;
-            let recorded: Vec<i64> = recorded.into_iter().map(Figure::number).collect();
-            if recorded.len() != columns.len() {
-                return Err(malformed(
-                    line_number,
-                    format!("{} figures for {} columns", recorded.len(), columns.len()),
-                ));
-            }
-            operations = index + 1;
-            let replayed: Vec<i64> = columns
-                .iter()
-                .map(|column| column.figure(state) as i64)
-                .collect();
-            if recorded == replayed {
-                return Ok(None);
-            }
-            let names = header.columns.iter().cloned();
-            let figures = names
-                .zip(recorded)
-                .zip(replayed)
-                .map(|((name, recorded), replayed)| (name, recorded, replayed))
-                .collect();
-            Ok(Some(ReplayDifference::Row {
-                operation: operations,
-                event: events[index].to_string(),
-                figures,
-            }))
+    Rows::new(path, &header, lines)?.verify(config, device, front)
+}
+
+fn malformed(path: &Path, line: usize, why: String) -> RecordingError {
+    RecordingError::Malformed {
+        path: path.to_owned(),
+        line,
+        why,
+    }
+}
+
+impl Header {
+    /// Returns the recorded settings, with the given version of PyTorch or the recorded one.
+    fn config(&self, path: &Path, torch: Option<TorchVersion>) -> Result<Config, RecordingError> {
+        let version = |text: &str| text.split(' ').next().unwrap_or_default().parse();
+        let recorded = self.torch.as_deref().map(version).transpose();
+        let recorded = recorded.map_err(|source| RecordingError::Torch {
+            path: path.to_owned(),
+            source,
+        })?;
+        let torch = torch.or(recorded).unwrap_or_default();
+        Config::parse_for(torch, &self.conf).map_err(|source| RecordingError::Settings {
+            path: path.to_owned(),
+            source,
+        })
+    }
+
+    /// Returns the trace, with the operation that PyTorch refused.
+    fn events(&self) -> Result<Vec<TraceEvent>, trace::TraceError> {
+        let refused = self
+            .stopped
+            .as_ref()
+            .filter(|stopped| !stopped.message.is_empty())
+            .map(|stopped| &stopped.next_op);
+        trace::parse_lines(self.trace.iter().chain(refused).map(String::as_str))
+    }
+}
+
+/// The rows of a recording of PyTorch, one per operation, and the final snapshot.
+struct Rows<'a, L> {
+    path: &'a Path,
+    header: &'a Header,
+    columns: Vec<Column>,
+    events: Vec<TraceEvent>,
+    lines: L,
+    /// The number of compared operations.
+    operations: usize,
+}
+
+impl<'a, L: Iterator<Item = Result<String, RecordingError>>> Rows<'a, L> {
+    fn new(path: &'a Path, header: &'a Header, lines: L) -> Result<Self, RecordingError> {
+        let column = |name: &String| {
+            Column::from_name(name)
+                .ok_or_else(|| malformed(path, 1, format!("unknown column `{name}`")))
         };
-    let mut compared = Ok(None);
-    let replayed = replay(&events, config, device, front, |index, state| {
-        compared = compare(index, state);
-        if matches!(compared, Ok(None)) {
-            ControlFlow::Continue(())
-        } else {
-            ControlFlow::Break(())
-        }
-    });
-    let end = match (compared?, replayed) {
-        (None, Ok(Some(end))) => end,
-        (difference, Ok(_)) => {
-            return Ok(ReplayComparison {
-                operations,
-                difference,
-            });
-        }
-        (
-            None,
-            Err(ReplayError::Device {
+        Ok(Self {
+            path,
+            header,
+            columns: header
+                .columns
+                .iter()
+                .map(column)
+                .collect::<Result<_, _>>()?,
+            events: (header.events()).map_err(|error| malformed(path, 1, error.to_string()))?,
+            lines,
+            operations: 0,
+        })
+    }
+
+    fn verify(
+        mut self,
+        config: Config,
+        device: SimConfig,
+        front: Front,
+    ) -> Result<ReplayComparison, RecordingError> {
+        let events = mem::take(&mut self.events);
+        let mut compared = Ok(None);
+        let replayed = replay(&events, config, device, front, |index, state| {
+            compared = self.compare(index, &events[index], state);
+            if matches!(compared, Ok(None)) {
+                ControlFlow::Continue(())
+            } else {
+                ControlFlow::Break(())
+            }
+        });
+        let difference = match (compared?, replayed) {
+            (None, Ok(Some(_))) if self.header.stopped.is_some() => None,
+            (None, Ok(Some(end))) => self.compare_end(events.len() + 2, &end)?,
+            (difference, Ok(_)) => difference,
+            (None, Err(error)) if self.is_refusal(&error) => None,
+            (_, Err(error)) => Some(ReplayDifference::Stopped {
+                why: error.to_string(),
+            }),
+        };
+        Ok(ReplayComparison {
+            operations: self.operations,
+            difference,
+        })
+    }
+
+    /// Returns whether the replay refused the operation in which PyTorch ended.
+    fn is_refusal(&self, error: &ReplayError) -> bool {
+        matches!(
+            error,
+            ReplayError::Device {
                 operation,
                 source: DeviceError::Unavailable { .. },
-            }),
-        ) if operation > header.trace.len() => {
-            return Ok(ReplayComparison {
-                operations,
-                difference: None,
-            });
-        }
-        (_, Err(error)) => {
-            return Ok(ReplayComparison {
-                operations,
-                difference: Some(ReplayDifference::Stopped {
-                    why: error.to_string(),
-                }),
-            });
-        }
-    };
-    if header.stopped.is_some() {
-        return Ok(ReplayComparison {
-            operations,
-            difference: None,
-        });
+            } if *operation > self.header.trace.len()
+        )
     }
-    let last = events.len() + 2;
-    let line = lines
-        .next()
-        .ok_or_else(|| malformed(last, "the snapshot is missing".to_owned()))?
-        .map_err(read_error)?;
-    let recorded: serde_json::Value = serde_json::from_str(&line)
-        .map_err(|error| malformed(last, format!("not a snapshot: {error}")))?;
-    let difference = compare_snapshots(&recorded["snapshot"], &end.snapshot["snapshot"]);
-    Ok(ReplayComparison {
-        operations,
-        difference,
-    })
+
+    /// Compares the state after an operation with its row.
+    fn compare(
+        &mut self,
+        index: usize,
+        event: &TraceEvent,
+        state: &State,
+    ) -> Result<Option<ReplayDifference>, RecordingError> {
+        if index == self.header.trace.len() {
+            let is_refused = state.outcome == OperationOutcome::Unsupported;
+            return Ok((!is_refused).then(|| ReplayDifference::Stopped {
+                why: format!("PyTorch refused `{event}`, and the replay did not"),
+            }));
+        }
+        let recorded = self.row(index + 2)?;
+        self.operations = index + 1;
+        let figure = |column: &Column| column.figure(state) as i64;
+        let replayed: Vec<i64> = self.columns.iter().map(figure).collect();
+        if recorded == replayed {
+            return Ok(None);
+        }
+        let names = self.header.columns.iter().cloned();
+        let figures = names
+            .zip(recorded)
+            .zip(replayed)
+            .map(|((name, recorded), replayed)| (name, recorded, replayed))
+            .collect();
+        Ok(Some(ReplayDifference::Row {
+            operation: self.operations,
+            event: event.to_string(),
+            figures,
+        }))
+    }
+
+    /// Reads the next row.
+    fn row(&mut self, number: usize) -> Result<Vec<i64>, RecordingError> {
+        let malformed = |why: String| malformed(self.path, number, why);
+        let line = self
+            .lines
+            .next()
+            .ok_or_else(|| malformed("the recording ends before its trace".to_owned()))??;
+        let row: Vec<Figure> = serde_json::from_str(&line)
+            .map_err(|error| malformed(format!("not a row: {error}")))?;
+        if row.len() != self.columns.len() {
+            return Err(malformed(format!(
+                "{} figures for {} columns",
+                row.len(),
+                self.columns.len()
+            )));
+        }
+        Ok(row.into_iter().map(Figure::number).collect())
+    }
+
+    /// Compares the segments at the end with the recorded snapshot.
+    fn compare_end(
+        &mut self,
+        number: usize,
+        end: &End,
+    ) -> Result<Option<ReplayDifference>, RecordingError> {
+        let malformed = |why: String| malformed(self.path, number, why);
+        let line = self
+            .lines
+            .next()
+            .ok_or_else(|| malformed("the snapshot is missing".to_owned()))??;
+        let recorded: serde_json::Value = serde_json::from_str(&line)
+            .map_err(|error| malformed(format!("not a snapshot: {error}")))?;
+        Ok(compare_snapshots(
+            &recorded["snapshot"],
+            &end.snapshot["snapshot"],
+        ))
+    }
 }
 
 /// Replays the recording of another library's allocator and compares each line.

@@ -36,3 +36,18 @@ fn a_freed_range_is_zeros_and_its_neighbours_stay() {
     bytes.forget(2 * PIECE as u64, 2 * PIECE as u64);
     assert!(bytes.0.is_empty(), "freed pieces use no host memory");
 }
+
+#[test]
+fn each_wrong_byte_of_many_stretches_is_found() {
+    let mut bytes = DeviceBytes::default();
+    let (pattern, len) = ([1, 2, 3, 4, 5, 6, 7, 8], 3 * STRETCH as u64 + 3);
+    bytes.fill(START, len, pattern);
+    let wrong = [0, 5, STRETCH as u64 + 5, 2 * STRETCH as u64 + 4, len - 1];
+    for (count, offset) in (1..).zip(wrong) {
+        bytes.flip(START + offset);
+        assert_eq!(bytes.differing(START, len, pattern), (count, Some(0)));
+    }
+    bytes.fill(START, STRETCH as u64 + 3, pattern);
+    let first = Some(STRETCH as u64 + 5);
+    assert_eq!(bytes.differing(START, len, pattern), (3, first));
+}

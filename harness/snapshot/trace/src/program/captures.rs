@@ -90,108 +90,147 @@ pub(super) fn pools(snapshot: &Snapshot, device: u32, events: &[Event]) -> Vec<(
                 .any(|frame| frame.file.ends_with("torch/cuda/graphs.py") && begins(&frame.name))
         })
     };
-    let (mut captures, mut live): (BTreeMap<u64, Capture>, BTreeMap<u64, Reserved>) =
-        (BTreeMap::new(), BTreeMap::new());
-    let (mut found, mut dropped, mut random_states) = (Vec::new(), 0, HashSet::new());
+    let mut captures = Captures::default();
+    let mut found = Vec::new();
     for (index, event) in events.iter().enumerate() {
-        let around = live
-            .range_mut(..=event.address)
-            .next_back()
-            .filter(|(_, reserved)| event.address < reserved.end);
-        let blocks = around.map(|(_, reserved)| reserved);
-        let around = blocks.as_ref().map(|reserved| reserved.pool);
-        match event.action {
-            Action::SegmentFree | Action::SegmentUnmap => {
-                let Some(pool) = around else { continue };
-                found.push((index, pool));
-                live.remove(&event.address);
-                if live.values().any(|of| of.pool == pool) {
-                    continue;
-                }
-                if random_states.is_empty() {
-                    captures.retain(|_, capture| capture.pool != pool);
-                }
-                for capture in captures.values_mut().filter(|capture| capture.pool == pool) {
-                    dropped += 1;
-                    capture.pool = PoolId(DROPPED, dropped);
-                }
-            }
+        let pool = match event.action {
+            Action::SegmentFree | Action::SegmentUnmap => captures.release(event),
             Action::SegmentAlloc | Action::SegmentMap | Action::Alloc | Action::Oom => {
-                let begins = is_begin(event.stack);
-                let capture = captures.get_mut(&event.stream);
-                if begins {
-                    if event.action == Action::Alloc {
-                        random_states.insert(event.address);
-                    }
-                    // The state of random numbers is allocated in the default pool.
-                    if capture.is_none_or(|capture| !capture.begins) {
-                        dropped += 1;
-                        captures.insert(
-                            event.stream,
-                            Capture {
-                                pool: PoolId(DROPPED, dropped),
-                                begins,
-                            },
-                        );
-                    }
-                    continue;
-                }
-                let Some(capture) = capture else { continue };
-                capture.begins = false;
-                match (event.action, around) {
-                    (Action::Alloc, None) => _ = captures.remove(&event.stream),
-                    // Several captures can share a pool.
-                    (Action::Alloc, Some(pool)) => {
-                        capture.pool = pool;
-                        found.push((index, pool));
-                        blocks.into_iter().for_each(|reserved| reserved.blocks += 1);
-                    }
-                    (Action::Oom, _) => found.push((index, capture.pool)),
-                    _ => {
-                        let size = event.size.0;
-                        let is_free = |(start, of): (&u64, &Reserved)| {
-                            of.pool == capture.pool && of.blocks == 0 && of.end - start == size
-                        };
-                        if event.action == Action::SegmentAlloc && live.iter().any(is_free) {
-                            dropped += 1;
-                            capture.pool = PoolId(DROPPED, dropped);
-                        }
-                        live.insert(
-                            event.address,
-                            Reserved {
-                                end: event.address + size,
-                                pool: capture.pool,
-                                blocks: 0,
-                            },
-                        );
-                        found.push((index, capture.pool));
-                    }
+                if is_begin(event.stack) {
+                    captures.begin(event);
+                    None
+                } else {
+                    captures.request(event)
                 }
             }
             Action::FreeCompleted => {
-                random_states.remove(&event.address);
-                blocks
-                    .into_iter()
-                    .for_each(|reserved| reserved.blocks = reserved.blocks.saturating_sub(1));
+                captures.free(event);
+                None
             }
-            Action::FreeRequested | Action::Snapshot => {}
-        }
+            Action::FreeRequested | Action::Snapshot => None,
+        };
+        found.extend(pool.map(|pool| (index, pool)));
     }
-    // The snapshot contains the pools of the segments that were not released.
-    let mut names: HashMap<PoolId, PoolId> = HashMap::new();
-    for segment in snapshot.segments_of(device) {
-        if let Some(reserved) = live.get(&segment.address) {
-            let name = names.entry(reserved.pool).or_insert(segment.private_pool);
-            // The inference is wrong if the default pool contains one of the segments.
-            *name = if segment.private_pool.is_default() {
-                PoolId::DEFAULT
-            } else {
-                *name
-            };
-        }
-    }
+    let names = captures.names(snapshot, device);
     let named = found
         .into_iter()
         .map(|(index, pool)| (index, names.get(&pool).copied().unwrap_or(pool)));
     named.filter(|(_, pool)| !pool.is_default()).collect()
+}
+
+#[derive(Default)]
+struct Captures {
+    /// By stream.
+    of_stream: BTreeMap<u64, Capture>,
+    /// The segments that are not released, by address.
+    live: BTreeMap<u64, Reserved>,
+    /// The number of names that were given.
+    dropped: u64,
+    /// The addresses of states of random numbers.
+    random_states: HashSet<u64>,
+}
+
+impl Captures {
+    fn next_name(dropped: &mut u64) -> PoolId {
+        *dropped += 1;
+        PoolId(DROPPED, *dropped)
+    }
+
+    /// The segment with this address.
+    fn around(live: &mut BTreeMap<u64, Reserved>, address: u64) -> Option<&mut Reserved> {
+        let (_, reserved) = live.range_mut(..=address).next_back()?;
+        Some(reserved).filter(|reserved| address < reserved.end)
+    }
+
+    /// Releases a segment and returns its pool.
+    fn release(&mut self, event: &Event) -> Option<PoolId> {
+        let pool = Self::around(&mut self.live, event.address)?.pool;
+        self.live.remove(&event.address);
+        if self.live.values().any(|of| of.pool == pool) {
+            return Some(pool);
+        }
+        if self.random_states.is_empty() {
+            self.of_stream.retain(|_, capture| capture.pool != pool);
+        }
+        for capture in self.of_stream.values_mut() {
+            if capture.pool == pool {
+                capture.pool = Self::next_name(&mut self.dropped);
+            }
+        }
+        Some(pool)
+    }
+
+    /// Begins a capture. The state of random numbers is allocated in the default pool.
+    fn begin(&mut self, event: &Event) {
+        if event.action == Action::Alloc {
+            self.random_states.insert(event.address);
+        }
+        let capture = self.of_stream.get(&event.stream);
+        if capture.is_none_or(|capture| !capture.begins) {
+            let pool = Self::next_name(&mut self.dropped);
+            let begins = true;
+            self.of_stream
+                .insert(event.stream, Capture { pool, begins });
+        }
+    }
+
+    /// Returns the pool of a request. `None`: the default pool.
+    fn request(&mut self, event: &Event) -> Option<PoolId> {
+        let capture = self.of_stream.get_mut(&event.stream)?;
+        capture.begins = false;
+        match event.action {
+            Action::Alloc => match Self::around(&mut self.live, event.address) {
+                // Several captures can share a pool.
+                Some(reserved) => {
+                    capture.pool = reserved.pool;
+                    reserved.blocks += 1;
+                }
+                None => {
+                    self.of_stream.remove(&event.stream);
+                    return None;
+                }
+            },
+            Action::Oom => {}
+            _ => {
+                let size = event.size.0;
+                let is_free = |(start, of): (&u64, &Reserved)| {
+                    of.pool == capture.pool && of.blocks == 0 && of.end - start == size
+                };
+                if event.action == Action::SegmentAlloc && self.live.iter().any(is_free) {
+                    capture.pool = Self::next_name(&mut self.dropped);
+                }
+                self.live.insert(
+                    event.address,
+                    Reserved {
+                        end: event.address + size,
+                        pool: capture.pool,
+                        blocks: 0,
+                    },
+                );
+            }
+        }
+        Some(capture.pool)
+    }
+
+    fn free(&mut self, event: &Event) {
+        self.random_states.remove(&event.address);
+        if let Some(reserved) = Self::around(&mut self.live, event.address) {
+            reserved.blocks = reserved.blocks.saturating_sub(1);
+        }
+    }
+
+    /// The snapshot contains the pools of the segments that were not released.
+    fn names(&self, snapshot: &Snapshot, device: u32) -> HashMap<PoolId, PoolId> {
+        let mut names: HashMap<PoolId, PoolId> = HashMap::new();
+        for segment in snapshot.segments_of(device) {
+            if let Some(reserved) = self.live.get(&segment.address) {
+                let name = names.entry(reserved.pool).or_insert(segment.private_pool);
+                // The inference is wrong if the default pool contains one of the segments.
+                if segment.private_pool.is_default() {
+                    *name = PoolId::DEFAULT;
+                }
+            }
+        }
+        names
+    }
 }

@@ -124,6 +124,15 @@ impl PrivatePools {
             .copied()
             .unwrap_or_else(|| around().map(|(_, &(_, pool, _))| pool))
     }
+
+    /// The last allocation of each pool.
+    fn last_uses(&self, events: &[Event]) -> BTreeMap<PrivatePoolId, usize> {
+        let is_alloc = |(_, event): &(usize, &Event)| event.action == Action::Alloc;
+        let allocations = events.iter().enumerate().filter(is_alloc);
+        allocations
+            .filter_map(|(index, event)| Some((self.at(event.address, index)?, index)))
+            .collect()
+    }
 }
 
 struct Recovery<'a> {
@@ -178,9 +187,8 @@ impl<'a> Recovery<'a> {
     ) -> Result<Self, ProgramError> {
         let (streams, pools, private) =
             number_all(snapshot, device, events, &start.segments, captures);
-        if let Some(first) = events
-            .first()
-            .filter(|first| first.action == Action::FreeCompleted)
+        if let Some(first) = events.first()
+            && first.action == Action::FreeCompleted
         {
             // The free waited for nothing; its first half was not recorded. It happens at the first
             // event.
@@ -200,20 +208,16 @@ impl<'a> Recovery<'a> {
             start: start.segments,
             operations: Vec::with_capacity(events.len()),
             origin: Vec::with_capacity(events.len()),
+            notes: reservations.note().into_iter().collect(),
             reserved_at_start: reservations.at_start,
             streams,
             pools,
             config,
             memory: known,
             memory_at_most: reservations.memory_at_most,
-            notes: (reservations.unsure > 0)
-                .then_some(Note::ReservationsUnknown {
-                    segments: reservations.unsure,
-                })
-                .into_iter()
-                .collect(),
             ..RecordedProgram::default()
         };
+        let is_request = |event: &Event| matches!(event.action, Action::Alloc | Action::Oom);
         let held = program.reserved_at_start();
         if let Some(memory) = known.filter(|&memory| memory < held) {
             return Err(ProgramError::TooLittleMemory { memory, held });
@@ -225,13 +229,6 @@ impl<'a> Recovery<'a> {
             program.device_memory(),
             pending.streams,
         )?;
-        let of_alloc = |(index, event): (usize, &Event)| {
-            let is_alloc = event.action == Action::Alloc;
-            Some((
-                private.at(event.address, index).filter(|_| is_alloc)?,
-                index,
-            ))
-        };
         Ok(Self {
             events,
             program,
@@ -239,14 +236,11 @@ impl<'a> Recovery<'a> {
             pending,
             ids,
             mapped_next,
-            last_use: events.iter().enumerate().filter_map(of_alloc).collect(),
+            last_use: private.last_uses(events),
             private,
             open: None,
             memory_is_known: known.is_some(),
-            last_request: events
-                .iter()
-                .rposition(|event| matches!(event.action, Action::Alloc | Action::Oom))
-                .unwrap_or_default(),
+            last_request: events.iter().rposition(is_request).unwrap_or_default(),
             reserved: held,
             most_reserved: held,
             refused_at: None,
@@ -417,6 +411,28 @@ impl<'a> Recovery<'a> {
             self.leave_pool(frees[0]);
             self.add(TraceEvent::EmptyCache, frees[0]);
         }
+        self.add_request(index, id, request, pool);
+        if !plan.seen_before {
+            // The allocator waited for these frees itself. Other settings may not require that, so
+            // they complete here at the latest.
+            synchronized(self);
+        }
+        self.note_reservations();
+        Ok(())
+    }
+
+    /// Adds a request to the program. If it failed, the program continued without the block, or
+    /// ended.
+    fn add_request(
+        &mut self,
+        index: usize,
+        id: u64,
+        request: Request,
+        pool: Option<PrivatePoolId>,
+    ) {
+        let event = self.events[index];
+        let served = event.action == Action::Alloc;
+        let stream = request.stream;
         self.enter_pool(pool, index);
         self.program.allocations.push(RecordedAllocation {
             address: served.then_some(event.address),
@@ -449,11 +465,10 @@ impl<'a> Recovery<'a> {
                 device_free,
             };
         }
-        if !plan.seen_before {
-            // The allocator waited for these frees itself. Other settings may not require that, so
-            // they complete here at the latest.
-            synchronized(self);
-        }
+    }
+
+    /// Notes where the shadow has reserved segments since the last request.
+    fn note_reservations(&mut self) {
         if let Some(shadow) = &self.shadow {
             let known = self.program.reservations.len();
             self.program.reservations.extend(
@@ -465,7 +480,6 @@ impl<'a> Recovery<'a> {
                     .map(|start| start.0),
             );
         }
-        Ok(())
     }
 
     /// The possible explanations of a request, most likely first.

@@ -13,6 +13,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use harness_allocator::device::{DevicePtr, MemoryRange, sim::GRANULARITY};
 use harness_allocator::{allocator::caching::Config, stats::PoolKind, units::Bytes};
 
+use super::Note;
 use crate::snapshot::{Action, Event, PoolId, Segment};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -46,7 +47,14 @@ pub(super) struct Reservations {
     /// fewer than two reservations.
     pub(super) memory_at_most: Option<Bytes>,
     /// The number of reservations in `at_start` that may start earlier.
-    pub(super) unsure: usize,
+    unsure: usize,
+}
+
+impl Reservations {
+    pub(super) fn note(&self) -> Option<Note> {
+        let segments = self.unsure;
+        (segments > 0).then_some(Note::ReservationsUnknown { segments })
+    }
 }
 
 #[derive(Debug)]

@@ -20,7 +20,8 @@ _OPEN_RESULTS = {"_linalg_svd": (0, 2), "_linalg_eigh": (1,), "_embedding_bag": 
 # Among equal elements, the GPU may choose other indices; of several writes to an element, another last one. See small/choice.rs.
 _TIED = "sort", "topk", "kthvalue", "median", "nanmedian"
 _WRITING = "scatter", "index_copy", "index_put", "_index_put_impl", "_unsafe_index_put", "put"
-_TIES, _WRITES = 1, 2
+_SUMMING = "index_add", "scatter_add"
+_TIES, _WRITES, _SUMS = 1, 2, 3
 # They write no values.
 _LEFT = """
 _efficientzerotensor resize_ set_ record_stream _local_scalar_dense _fused_sdp_choice is_set_to _has_same_storage_numel
@@ -103,6 +104,8 @@ def _description(schema):
     choice = _TIES if name in _TIED and len(schema.returns) == 2 else 0
     if name.rstrip("_") in _WRITING and all(argument.name != "reduce" for argument in schema.arguments):
         choice = _WRITES
+    if name.rstrip("_") in _SUMMING:
+        choice = _SUMS
     if name in _UNKNOWN or (open_results and any(overwritten)) or any(argument.name == "generator" for argument in schema.arguments):
         kind = _UNKNOWN_KIND
     elif name in _READING and not any(changed):

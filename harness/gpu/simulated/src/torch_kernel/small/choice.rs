@@ -6,6 +6,10 @@ use super::{INT, Layout, MOST_ELEMENTS, Operation, range};
 use crate::torch_kernel::{Known, Value};
 use crate::world::State;
 
+/// Types of `c10::ScalarType`.
+const FLOAT16: i32 = 5;
+const BFLOAT16: i32 = 15;
+
 /// How results may depend on a choice. Its indices are those of `small_values`.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Choice {
@@ -14,10 +18,13 @@ pub(super) enum Choice {
     Ties,
     /// Elements of an argument are written to places that another argument has.
     Writes,
+    /// Elements of an argument are added there. A sum in 16 bits depends on the order so much that
+    /// more than its last bits differ.
+    Sums,
 }
 
 impl Choice {
-    pub(super) const ALL: [Self; 3] = [Self::None, Self::Ties, Self::Writes];
+    pub(super) const ALL: [Self; 4] = [Self::None, Self::Ties, Self::Writes, Self::Sums];
 }
 
 /// The rows of a tensor along a dimension: the elements of each are `inner` apart.
@@ -109,8 +116,8 @@ fn order(element: &[u8], scalar_type: i32) -> u64 {
     word[..size].copy_from_slice(&element[..size]);
     let word = u64::from_ne_bytes(word);
     let infinity = match scalar_type {
-        5 => 0x7c00,
-        15 => 0x7f80,
+        FLOAT16 => 0x7c00,
+        BFLOAT16 => 0x7f80,
         6 => u64::from(f32::INFINITY.to_bits()),
         7 => f64::INFINITY.to_bits(),
         _ => return word,
@@ -136,15 +143,33 @@ impl Operation {
                 count.payload > 1 && is_sorted.tag == known.bool_tag && !is_true(is_sorted)
             }
             (Choice::Ties, _) => false,
-            (Choice::Writes, [_, dimension, index, source, ..]) if dimension.tag == INT => {
-                may_write_twice(known, state, Some(*dimension), index, source)
-            }
-            (Choice::Writes, [_, indices, values, accumulates, ..]) => {
-                !is_true(accumulates) && may_write_twice(known, state, None, indices, values)
-            }
-            (Choice::Writes, _) => true,
+            (Choice::Writes | Choice::Sums, _) => self.collides(known, state, arguments),
         };
         chooses || self.races(known, arguments)
+    }
+
+    /// Returns whether the result depends on the order of writes or of additions.
+    fn collides(&self, known: &Known, state: &State, arguments: &[Value]) -> bool {
+        let (dimension, indices, source, adds) = match arguments {
+            [_, dimension, index, source, ..] if dimension.tag == INT => {
+                (Some(*dimension), index, source, self.choice == Choice::Sums)
+            }
+            [_, indices, source, adds, ..] => {
+                let adds = adds.tag == known.bool_tag && adds.payload as u8 == 1;
+                (None, indices, source, adds)
+            }
+            _ => return true,
+        };
+        if !known.torch.is_defined(*source) {
+            return false; // A number.
+        }
+        let is_open = match adds {
+            true => [FLOAT16, BFLOAT16].contains(&known.scalar_type(source)),
+            false => {
+                !Elements::of(known, state, source).is_some_and(|elements| elements.are_equal())
+            }
+        };
+        is_open && may_write_twice(known, state, dimension, indices)
     }
 
     /// The rows among whose elements the GPU may choose other equal ones.
@@ -204,20 +229,13 @@ fn range_of(layout: &Layout) -> Option<(u64, u64)> {
     range(layout.address, layout.element, layout.sizes(), strides)
 }
 
-/// Returns whether elements of `source` that differ may be written to the same place.
+/// Returns whether indices may name a place twice.
 fn may_write_twice(
     known: &Known,
     state: &State,
     dimension: Option<Value>,
     indices: &Value,
-    source: &Value,
 ) -> bool {
-    if !known.torch.is_defined(*source) {
-        return false; // A number.
-    }
-    if Elements::of(known, state, source).is_some_and(|source| source.are_equal()) {
-        return false;
-    }
     let tensors = known.elements_of(indices).iter();
     let tensors = tensors.filter(|tensor| known.torch.is_defined(**tensor));
     let elements: Option<Vec<Elements>> = tensors

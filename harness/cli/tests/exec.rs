@@ -2130,7 +2130,8 @@ fn a_program_without_the_simulated_gpus_library_is_stopped_whatever_its_options(
     );
     assert_eq!((ran.code, ran.out.as_str()), (Some(2), ""), "{}", ran.err);
     assert!(
-        plain(&ran.err).contains("did not load the simulated GPU's library"),
+        plain(&ran.err).contains("did not load the simulated GPU's library")
+            && plain(&ran.err).contains("keep the run's variables, of which LD_AUDIT"),
         "{}",
         ran.err
     );

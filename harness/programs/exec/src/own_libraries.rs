@@ -47,11 +47,14 @@ pub enum LaunchError {
     OldLibc((u32, u32)),
     #[error(
         "the dynamic linker did not load the simulated GPU's library, or the one that limits \
-         programs, into the program or a process that it started; \
-         see its messages above, start processes with the variable LD_AUDIT, and set HARNESS_CACHE \
-         to a folder with a short and simple path"
+         programs, into the program or a process that it started"
     )]
-    #[diagnostic(help("see `LD_DEBUG=files` for the dynamic linker's reason"))]
+    #[diagnostic(help(
+        "keep the run's variables, of which LD_AUDIT names the library: `env -i`, `env -u`, `sudo` \
+         and `env=` of Python's `subprocess` remove them. If LD_AUDIT is set, the dynamic linker's \
+         messages above or with `LD_DEBUG=files` have the reason, and a folder with a short and \
+         simple path in HARNESS_CACHE may help"
+    ))]
     NotLoaded,
     #[error("the program was ended: {0}")]
     #[diagnostic(help("build it with `nvcc --cudart shared`"))]

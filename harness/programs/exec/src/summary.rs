@@ -256,7 +256,13 @@ fn without_requests(record: &Record) -> String {
         .filter(|process| !process.devices.is_empty())
         .peekable();
     if asked.peek().is_none() {
-        return "no process opened a GPU\n".to_owned();
+        let why = if record.is_watched {
+            ""
+        } else {
+            "; a process without the variables of the run, as after `env -i` or `sudo`, does not \
+             see the simulated GPU"
+        };
+        return format!("no process opened a GPU{why}\n");
     }
     let refused = asked.find_map(|process| {
         let program = &process.program;

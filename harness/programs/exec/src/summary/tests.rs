@@ -520,6 +520,23 @@ fn the_summary_reports_that_no_process_used_the_gpu() {
 }
 
 #[test]
+fn a_program_that_starts_no_watched_python_may_have_lost_the_variables_of_the_run() {
+    let (record, settings) = record(Vec::new());
+    let record = Record {
+        is_watched: false,
+        ..record
+    };
+    let text = simulated(&record, &settings);
+    assert!(
+        text.contains(
+            "no process opened a GPU; a process without the variables of the run, as after `env \
+             -i` or `sudo`, does not see the simulated GPU\n"
+        ),
+        "{text}"
+    );
+}
+
+#[test]
 fn a_process_that_requests_no_memory_is_shown_with_its_first_failed_call() {
     let mut refused = process(7, None);
     refused.torch = None;

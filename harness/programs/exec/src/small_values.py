@@ -13,7 +13,7 @@ _KEY = "Fake"
 # All operations with kernels of the GPU are computed, but for these. Random numbers, and results that the definition leaves open, are not known afterwards.
 _UNKNOWN = """
 empty empty_strided native_dropout fractional_max_pool2d fractional_max_pool3d linalg_eig linalg_qr geqrf linalg_ldl_factor_ex embedding_bag_forward_only
-_assert_async _pin_memory mode _embedding_bag_dense_backward _embedding_bag_per_sample_weights_backward
+_assert_async _pin_memory mode max_unpool2d max_unpool3d _embedding_bag_dense_backward _embedding_bag_per_sample_weights_backward
 """.split()
 # Results that the definition leaves open, for example the signs of eigenvectors, by their indices.
 _OPEN_RESULTS = {"_linalg_svd": (0, 2), "_linalg_eigh": (1,), "_embedding_bag": (1, 2, 3), "linalg_lstsq": (1, 2, 3)}
@@ -27,7 +27,8 @@ _LEFT = """
 _efficientzerotensor resize_ set_ record_stream _local_scalar_dense _fused_sdp_choice is_set_to _has_same_storage_numel
 """.split()
 # Operations that consist of others for each device.
-_COMPOSED = "aten::copy_", "aten::convolution", "aten::mv", "aten::ldexp.Tensor", "aten::kaiser_window", "aten::kaiser_window.periodic", "aten::kaiser_window.beta"
+_WINDOWS = "aten::kaiser_window", "aten::kaiser_window.periodic", "aten::kaiser_window.beta"
+_COMPOSED = "aten::copy_", "aten::convolution", "aten::mv", "aten::ldexp.Tensor", *_WINDOWS
 # They ignore the earlier values of the tensor that they change.
 _OVERWRITING = "fill_", "zero_", "copy_", "_foreach_zero_", "_foreach_copy_"
 _OVERWRITING_ALL = "_cummax_helper", "_cummin_helper"

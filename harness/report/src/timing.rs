@@ -49,15 +49,10 @@ impl<'a> Timing<'a> {
                 row.scenario_ratio = ratio(row.scenario.median, scenario);
             }
         }
-        let no_baseline = match base {
-            Some(_) => None,
-            None if on_device.arms.iter().any(|arm| arm.allocator == BASELINE) => Some(format!(
-                "No run of `{BASELINE}` passed, so there is no baseline."
-            )),
-            None => Some(format!(
-                "`{BASELINE}` did not run, so there is no baseline."
-            )),
-        };
+        let has_failed_baseline =
+            base.is_none() && on_device.arms.iter().any(|arm| arm.allocator == BASELINE);
+        let no_baseline = has_failed_baseline
+            .then(|| format!("No run of `{BASELINE}` passed, so there is no baseline."));
         let excluded = |number: fn(VerdictCounts) -> usize, why: &str| {
             let runs: usize = on_device.arms.iter().map(|arm| number(arm.counts)).sum();
             (runs > 0).then(|| format!("Times exclude {} {why}.", words::count(runs, "run")))

@@ -41,7 +41,12 @@ impl Page {
             }
             self.timing(on_device, device);
             self.recovery(on_device, device);
-            for arm in &on_device.arms {
+            let (brief, full): (Vec<&ArmGroup<'_>>, Vec<_>) =
+                (on_device.arms.iter()).partition(|arm| is_brief(report, arm));
+            if !brief.is_empty() {
+                self.list(brief.into_iter().map(passed));
+            }
+            for arm in full {
                 self.arm(arm, leaves_out_steps(report, arm));
             }
         }
@@ -74,7 +79,9 @@ impl Page {
             prose(&device.label)
         ));
         self.grid(&timing.grid());
-        self.block(prose(&timing.footnotes.join(" ")));
+        if !timing.footnotes.is_empty() {
+            self.block(prose(&timing.footnotes.join(" ")));
+        }
     }
 
     fn recovery(&mut self, on_device: &ScenarioOnDevice<'_>, device: &DeviceGroup<'_>) {
@@ -212,6 +219,25 @@ impl Page {
         facts.push(format!("Reproduce: {}", code(&run.reproduce)));
         self.block(facts.join(" "));
     }
+}
+
+/// Returns whether the report of several scenarios has one line for these runs.
+fn is_brief(report: &Report<'_>, arm: &ArmGroup<'_>) -> bool {
+    let run = arm.shown();
+    leaves_out_steps(report, arm)
+        && run.processes.is_none()
+        && why::failed_requests(run).next().is_none()
+}
+
+/// The line of runs that passed.
+fn passed(arm: &ArmGroup<'_>) -> String {
+    format!(
+        "<a id=\"arm-{}\"></a>{}: {}. Reproduce: {}",
+        arm.slug,
+        code(arm.allocator),
+        words::arm_verdicts(arm),
+        code(&arm.shown().reproduce)
+    )
 }
 
 /// Returns whether the run was checked and timed. `None` if it did not start.

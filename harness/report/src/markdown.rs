@@ -126,8 +126,8 @@ impl Page {
             .any(|place| leaves_out_steps(report, place.arm))
         {
             self.block(
-                "The report of several scenarios leaves out the steps of runs that passed. \
-                 `records.json` has them, and so does the report of one scenario.",
+                "The report of several scenarios leaves out the steps of runs that passed. The \
+                 report of one scenario has them.",
             );
         }
     }

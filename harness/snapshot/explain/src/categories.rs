@@ -729,34 +729,32 @@ impl<'a> Categories<'a> {
                 }
                 () => surely(OTHER),
             },
-            Origin::Forward | Origin::Program | Origin::Constructor { .. } if ends_in_pass => {
-                surely(TEMPORARIES)
-            }
-            Origin::Forward | Origin::Program | Origin::Constructor { .. } => {
-                let outlives_forward = |until: &Pass| {
-                    let born = pass.map_or(0, |pass| self.passes[pass].backward);
-                    match origin {
-                        Origin::Forward => until.backward > born,
-                        _ => until.kind == PassKind::Backward,
-                    }
-                };
-                let usual = match origin {
-                    Origin::Forward => ACTIVATIONS,
-                    _ => PROGRAM,
-                };
-                match until {
-                    Some(until) if outlives_forward(until) => surely(ACTIVATIONS),
-                    Some(_) => surely(PROGRAM),
-                    // An activation is freed at the latest in the backward pass.
-                    None if self.survives_backward(pass) => surely(PROGRAM),
-                    None => like_before().unwrap_or(surely(usual)),
-                }
-            }
+            Origin::Forward | Origin::Program | Origin::Constructor { .. } => match until {
+                _ if ends_in_pass => surely(TEMPORARIES),
+                Some(until) => surely(self.of_forward(origin, pass, until)),
+                // An activation is freed at the latest in the backward pass.
+                None if self.survives_backward(pass) => surely(PROGRAM),
+                None => like_before().unwrap_or(match origin {
+                    Origin::Forward => surely(ACTIVATIONS),
+                    _ => surely(PROGRAM),
+                }),
+            },
         }
     }
 
-    /// Returns the purpose of a block that a reduction allocates. The optimizer's step comes between
-    /// the reduction of gradients and their end.
+    /// Returns the purpose of a block that the forward pass or the program allocates and a later
+    /// pass frees.
+    fn of_forward(&self, origin: Origin<'_>, pass: Option<usize>, until: &Pass) -> &'static str {
+        let is_saved = if origin == Origin::Forward {
+            until.backward > pass.map_or(0, |pass| self.passes[pass].backward)
+        } else {
+            until.kind == PassKind::Backward
+        };
+        if is_saved { ACTIVATIONS } else { PROGRAM }
+    }
+
+    /// Returns the purpose of a block that a reduction allocates. The optimizer's step comes
+    /// between the reduction of gradients and their end.
     fn of_reduction(&self, pass: usize, end: usize) -> &'static str {
         let mut passes = self.passes[pass..=self.pass_of[end] as usize].iter();
         if passes.any(|pass| pass.kind == PassKind::Optimizer) {

@@ -190,16 +190,14 @@ impl<'a> Recovery<'a> {
         if let Some(first) = events.first()
             && first.action == Action::FreeCompleted
         {
-            // The free waited for nothing; its first half was not recorded. It happens at the first
-            // event.
+            // The free waited for nothing, so it happens here. Its first half was not recorded.
             start.pending.remove(&first.address);
         }
         let pending = PendingFrees::find(events, &start.pending, streams.len() as u32);
         let known = memory_at_oom(snapshot, device, events).or(memory);
         let pool_of = |index: usize, event: &Event| {
-            private
-                .at(event.address, index)
-                .map_or(PoolId::DEFAULT, |pool| pools[pool.0 as usize])
+            let pool = private.at(event.address, index);
+            pool.map_or(PoolId::DEFAULT, |pool| pools[pool.0 as usize])
         };
         let reservations = reservations::find(&start.segments, events, &config, known, pool_of);
         let mapped_next = reservations::mapped_next(events, &config, pool_of);

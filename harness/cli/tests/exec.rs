@@ -1753,7 +1753,7 @@ fn an_output_goes_to_a_device_or_an_open_file(world: World) {
 }
 
 /// Statements of Python, with the effect that each has.
-const EFFECTS: [(&str, &str); 26] = [
+const EFFECTS: [(&str, &str); 27] = [
     ("os.mkfifo('pipe')", "creates pipe"),
     ("os.mkfifo(path='pipe')", "creates pipe"),
     ("os.mknod('node')", "creates node"),
@@ -1791,6 +1791,12 @@ const EFFECTS: [(&str, &str); 26] = [
     (
         "child = multiprocessing.get_context('fork').Process(target=time.sleep, args=(99,)); \
       child.start(); child.kill(); child.join()",
+        "",
+    ),
+    // A process that has ended and is not reaped.
+    (
+        "child = os.fork() or os._exit(0); os.waitid(os.P_PID, child, os.WEXITED | os.WNOWAIT); \
+         os.kill(child, signal.SIGTERM)",
         "",
     ),
     ("subprocess.run(['file', 'old'])", ""),

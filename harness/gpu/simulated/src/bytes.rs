@@ -110,7 +110,6 @@ impl DeviceBytes {
     }
 }
 
-/// The pattern, starting at an offset.
 /// Repeats a pattern for a range of this length, up to [`STRETCH`].
 fn stretch(pattern: [u8; 8], len: usize) -> [u8; STRETCH] {
     let mut all = [0; STRETCH];
@@ -120,6 +119,7 @@ fn stretch(pattern: [u8; 8], len: usize) -> [u8; STRETCH] {
     all
 }
 
+/// The pattern, starting at an offset.
 fn from_offset(mut pattern: [u8; 8], offset: u64) -> [u8; 8] {
     pattern.rotate_left((offset % 8) as usize);
     pattern

@@ -78,8 +78,8 @@ def _is_of_run(process):
     try:
         with open("/proc/%d/environ" % process, "rb") as variables:
             return b"HARNESS_GPU_RUN=" + os.fsencode(_RUN) in variables.read().split(b"\0")
-    except FileNotFoundError:
-        return True  # There is no such process.
+    except (FileNotFoundError, ProcessLookupError):
+        return True  # There is no such process, or it has ended.
     except OSError:
         return False
 

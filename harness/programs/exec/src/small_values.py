@@ -20,7 +20,7 @@ _OPEN_RESULTS = {"_linalg_svd": (0, 2), "_linalg_eigh": (1,), "_embedding_bag": 
 # Among equal elements, the GPU may choose other indices; of several writes to an element, another last one. See small/choice.rs.
 _TIED = "sort", "topk", "kthvalue", "median", "nanmedian"
 _WRITING = "scatter", "index_copy", "index_put", "_index_put_impl", "_unsafe_index_put", "put"
-_SUMMING = "index_add", "scatter_add"
+_SUMMING = "index_add", "index_reduce", "scatter_add", "scatter_reduce", "embedding_dense_backward"
 _TIES, _WRITES, _SUMS = 1, 2, 3
 # They write no values.
 _LEFT = """
@@ -103,8 +103,9 @@ def _description(schema):
     ]
     open_results = _OPEN_RESULTS.get(name, ())
     choice = _TIES if name in _TIED and len(schema.returns) == 2 else 0
-    if name.rstrip("_") in _WRITING and all(argument.name != "reduce" for argument in schema.arguments):
-        choice = _WRITES
+    reduces = any(argument.name == "reduce" for argument in schema.arguments)
+    if name.rstrip("_") in _WRITING:
+        choice = _SUMS if reduces else _WRITES
     if name.rstrip("_") in _SUMMING:
         choice = _SUMS
     if name in _UNKNOWN or (open_results and any(overwritten)) or any(argument.name == "generator" for argument in schema.arguments):

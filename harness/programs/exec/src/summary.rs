@@ -676,7 +676,7 @@ fn of_host(process: &Process) -> Option<String> {
     let peaks = host.peaks();
     let end = match process.has_reported() {
         true => format!("at the end {}", host.now()),
-        false => "later peaks are unknown, because the process was killed".to_owned(),
+        false => "later peaks are unknown".to_owned(),
     };
     host.is_of_program()
         .then(|| format!("pinned host memory: {peaks}; {end}"))

@@ -474,18 +474,24 @@ pub(crate) fn check_start(command: &[OsString]) -> Result<(), TorchError> {
     let Ok(start) = start_of(&program) else {
         return Ok(());
     };
-    let Some(line) = command_of_script(&start) else {
+    let Some(first) = start
+        .strip_prefix("#!")
+        .and_then(|rest| rest.split('\n').next())
+    else {
         return if program.extension() == Some(OsStr::new("py")) && !start.contains('\0') {
             Err(TorchError::NoFirstLine { script })
         } else {
             Ok(())
         };
     };
-    let first = start.split('\n').next();
-    if first.is_some_and(|line| line.ends_with('\r')) {
+    if first.ends_with('\r') {
         return Err(TorchError::CarriageReturn { script });
     }
-    match line.split_whitespace().next() {
+    let interpreter = match second_line(&start) {
+        Some(second) => quoted_path(second),
+        None => first.split_whitespace().next(),
+    };
+    match interpreter {
         Some(interpreter) if !is_program(Path::new(interpreter)) => {
             let interpreter = interpreter.to_owned();
             Err(TorchError::NoInterpreter {
@@ -557,13 +563,8 @@ fn start_of(program: &Path) -> io::Result<String> {
 }
 
 fn command_of_script(start: &str) -> Option<String> {
-    let mut lines = start.lines();
-    let first = lines.next()?.strip_prefix("#!")?;
-    let second = lines
-        .next()
-        .and_then(|line| line.strip_prefix("'''exec'"))
-        .filter(|_| first.trim() == "/bin/sh");
-    Some(match second {
+    let first = start.lines().next()?.strip_prefix("#!")?;
+    Some(match second_line(start) {
         Some(second) => second
             .split(" \"$0\"")
             .next()
@@ -571,6 +572,26 @@ fn command_of_script(start: &str) -> Option<String> {
             .replace(['\'', '"'], ""),
         None => first.to_owned(),
     })
+}
+
+/// Returns the rest of a second line that names the interpreter.
+pub(crate) fn second_line(start: &str) -> Option<&str> {
+    let mut lines = start.lines();
+    let first = lines.next()?.strip_prefix("#!")?;
+    let second = lines.next()?.strip_prefix("'''exec'")?;
+    (first.trim() == "/bin/sh").then_some(second)
+}
+
+/// Returns the path of the interpreter in a second line. Returns `None` if a shell computes it, as
+/// in environments that can be moved.
+fn quoted_path(second: &str) -> Option<&str> {
+    let text = second.trim_start();
+    let path = match text.chars().next()? {
+        quote @ ('\'' | '"') => text[1..].split(quote).next()?,
+        _ => text.split_whitespace().next()?,
+    };
+    let rest = text.split_once(path)?.1.trim_start_matches(['\'', '"']);
+    (!path.contains(['$', '`', '\\']) && rest.starts_with(' ')).then_some(path)
 }
 
 #[cfg(test)]

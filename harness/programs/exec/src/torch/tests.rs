@@ -415,3 +415,19 @@ fn each_version_takes_its_settings_from_the_first_variable_that_it_reads() {
         ]
     );
 }
+
+#[test]
+fn an_interpreter_in_the_second_line_is_a_path_unless_a_shell_computes_it() {
+    let of = |second: &str| {
+        let start = format!("#!/bin/sh\n'''exec' {second} \"$0\" \"$@\"\n' '''\n");
+        second_line(&start).and_then(quoted_path).map(str::to_owned)
+    };
+    let path = Some("/a b/bin/python".to_owned());
+    assert_eq!(of("'/a b/bin/python'"), path);
+    assert_eq!(of("\"/a b/bin/python\""), path);
+    assert_eq!(of("/ab/bin/python"), Some("/ab/bin/python".to_owned()));
+    let beside = "\"$(dirname -- \"$(realpath -- \"$0\")\")\"/'python'";
+    for computed in [beside, "$HOME/bin/python", "'/a'/python"] {
+        assert_eq!(of(computed), None, "{computed}");
+    }
+}

@@ -27,7 +27,7 @@ const READ: [&str; 5] = ["py", "sh", "yaml", "yml", "toml"];
 const OF_SYSTEM: [&str; 4] = ["/bin", "/sbin", "/usr/bin", "/usr/sbin"];
 /// What the names of variables begin with that PyTorch, other libraries of CUDA and our allocators
 /// read.
-const READ_VARIABLES: [&str; 14] = [
+const READ_VARIABLES: [&str; 17] = [
     "PYTORCH_",
     "TORCH_",
     "TORCHINDUCTOR_",
@@ -38,7 +38,10 @@ const READ_VARIABLES: [&str; 14] = [
     "NVIDIA_TF32_OVERRIDE",
     "XLA_",
     "JAX_",
-    "TF_",
+    "TF_CUDNN_",
+    "TF_FORCE_GPU_",
+    "TF_GPU_",
+    "TF_XLA_",
     "CUPY_",
     "RMM_",
     "HARNESS_",
@@ -56,6 +59,12 @@ const CONF: &str = "_CONF";
 /// variable.
 pub(super) fn is_of_environment(name: &str) -> bool {
     name.starts_with(VARIABLE) || name == ALLOCATOR
+}
+
+/// Returns whether a name in a [`Run`] is of a file. A shard without it ran before the program wrote
+/// the file.
+pub(super) fn is_of_file(name: &str) -> bool {
+    name.starts_with(FILE)
 }
 
 /// Returns hashes of the files with the code and the configuration of a command: scripts, modules
@@ -86,13 +95,15 @@ pub fn files_of(command: &[OsString]) -> Run {
     found.into_iter().map(hash).collect()
 }
 
-/// The path of the interpreter in a script's first line differs between machines.
+/// The path of the interpreter in a script's first or second line differs between machines.
 fn without_interpreter(content: &[u8]) -> &[u8] {
     if !content.starts_with(b"#!") {
         return content;
     }
-    let end = content.iter().position(|byte| *byte == b'\n');
-    end.and_then(|end| content.get(end..)).unwrap_or_default()
+    let start = String::from_utf8_lossy(&content[..content.len().min(4096)]);
+    let lines = 1 + usize::from(torch::second_line(&start).is_some());
+    let mut parts = content.splitn(lines + 1, |byte| *byte == b'\n');
+    parts.nth(lines).unwrap_or_default()
 }
 
 fn is_own(program: &Path) -> bool {

@@ -137,7 +137,10 @@ fn difference<'a>(run: &'a Run, other: &'a Run) -> Option<(&'a str, [&'a str; 2]
     };
     run.keys()
         .chain(other.keys())
-        .filter(|name| *name != FIRST_RUN || (run.contains_key(*name) && other.contains_key(*name)))
+        .filter(|name| {
+            !(*name == FIRST_RUN || identity::is_of_file(name))
+                || (run.contains_key(*name) && other.contains_key(*name))
+        })
         .map(|name| (name.as_str(), [of(run, name), of(other, name)]))
         .find(|(_, [one, other])| one != other)
 }

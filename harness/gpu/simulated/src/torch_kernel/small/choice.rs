@@ -154,6 +154,10 @@ impl Operation {
             [_, dimension, index, source, ..] if dimension.tag == INT => {
                 (Some(*dimension), index, source, self.choice == Choice::Sums)
             }
+            // Gradients of rows, their indices, and the number of rows.
+            [source, indices, count, ..] if self.choice == Choice::Sums && count.tag == INT => {
+                (None, indices, source, true)
+            }
             [_, indices, source, adds, ..] => {
                 let adds = adds.tag == known.bool_tag && adds.payload as u8 == 1;
                 (None, indices, source, adds)

@@ -27,11 +27,11 @@ fn the_code_and_the_configurations_that_a_command_names_have_hashes() {
         ("python3|./train.py|--out|./log.json", &["./train.py"][..]),
         ("python3|-u|./plain|./log.json", &["./plain"]),
         (
-            "timeout|9|python3|./train.py|--conf=./model.yaml",
+            "/usr/bin/env|python3|./train.py|--conf=./model.yaml",
             &["./model.yaml", "./train.py"],
         ),
         (
-            "bash|-c|cd / && exec ./run.sh; ./tool",
+            "/bin/sh|-c|cd / && exec ./run.sh; ./tool",
             &["./run.sh", "./tool"],
         ),
         ("python3|-c|pass", &[]),
@@ -49,6 +49,14 @@ fn the_code_and_the_configurations_that_a_command_names_have_hashes() {
     assert_eq!(hash(), before);
     fs::write(at("tool"), "#!/there/bin/python\nother code").unwrap();
     assert_ne!(hash(), before);
+    let long = |python: &str, code: &str| {
+        let text = format!("#!/bin/sh\n'''exec' '{python}' \"$0\" \"$@\"\n' '''\n{code}");
+        fs::write(at("tool"), text).unwrap();
+        hash()
+    };
+    let before = long("/a b/bin/python", "code");
+    assert_eq!(long("/c/bin/python", "code"), before);
+    assert_ne!(long("/c/bin/python", "other code"), before);
 }
 
 #[test]
@@ -67,6 +75,7 @@ fn variables_that_libraries_of_cuda_read_are_part_of_a_run() {
         "CUDA_VISIBLE_DEVICES",
         "CUBLAS_WORKSPACE_CONFIG",
         "XLA_PYTHON_CLIENT_PREALLOCATE",
+        "TF_FORCE_GPU_ALLOW_GROWTH",
         "HARNESS_BFC_CONF",
     ];
     let run = of("2.11.0", false, &read);
@@ -82,6 +91,7 @@ fn variables_that_libraries_of_cuda_read_are_part_of_a_run() {
         "PYTORCH_KERNEL_CACHE_PATH",
         "HARNESS_CACHE",
         "HARNESS_PYTHON",
+        "TF_VAR_password",
     ];
     assert_eq!(of("2.11.0", false, &elsewhere), Vec::<String>::new());
     // PyTorch takes the first of these. An option replaces all of them.

@@ -49,7 +49,7 @@ enum MomentName {
     End,
 }
 
-const fn side((explanation, whole): &(Explanation, Whole)) -> Side<'_> {
+const fn side((explanation, whole): &(Explanation, Option<Whole>)) -> Side<'_> {
     Side {
         explanation,
         whole: *whole,
@@ -102,7 +102,11 @@ impl Compare {
         ))
     }
 
-    fn read(&self, path: &Path, snapshot: &Snapshot) -> Result<(Explanation, Whole), CliError> {
+    fn read(
+        &self,
+        path: &Path,
+        snapshot: &Snapshot,
+    ) -> Result<(Explanation, Option<Whole>), CliError> {
         let invalid = |message: String, help: &str| {
             CliError::input(format!("{}: {message}", path.display()), help)
         };

@@ -21,7 +21,9 @@ _OPEN_RESULTS = {"_linalg_svd": (0, 2), "_linalg_eigh": (1,), "_embedding_bag": 
 _TIED = "sort", "topk", "kthvalue", "median", "nanmedian"
 _WRITING = "scatter", "index_copy", "index_put", "_index_put_impl", "_unsafe_index_put", "put"
 _SUMMING = "index_add", "index_reduce", "scatter_add", "scatter_reduce", "embedding_dense_backward"
-_TIES, _WRITES, _SUMS = 1, 2, 3
+_CASTING = "copy_", "_to_copy"
+_SCANNING = "cumsum", "cumprod", "logcumsumexp"
+_TIES, _WRITES, _SUMS, _CASTS, _SCANS = range(1, 6)
 # They write no values.
 _LEFT = """
 _efficientzerotensor resize_ set_ record_stream _local_scalar_dense _fused_sdp_choice is_set_to _has_same_storage_numel
@@ -108,6 +110,10 @@ def _description(schema):
         choice = _SUMS if reduces else _WRITES
     if name.rstrip("_") in _SUMMING:
         choice = _SUMS
+    if name in _CASTING:
+        choice = _CASTS
+    if name.rstrip("_") in _SCANNING:
+        choice = _SCANS
     if name in _UNKNOWN or (open_results and any(overwritten)) or any(argument.name == "generator" for argument in schema.arguments):
         kind = _UNKNOWN_KIND
     elif name in _READING and not any(changed):

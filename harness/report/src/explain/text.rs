@@ -121,8 +121,10 @@ pub fn render_comparison(
     out.wrapped(&format!("before: {}", names[0]), 2);
     out.wrapped(&format!("after:  {}", names[1]), 2);
     out.important(&comparison.headline, false);
-    out.line("");
-    out.table(&wholes(&comparison.before, &comparison.after), 3, None);
+    if let (Some(before), Some(after)) = (&comparison.before, &comparison.after) {
+        out.line("");
+        out.table(&wholes(before, after), 3, None);
+    }
     out.line("\nBy cause, at the moment compared:");
     let row = |change: &compare::CauseChange| {
         vec![

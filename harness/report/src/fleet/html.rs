@@ -165,12 +165,16 @@ impl Job<'_> {
             .iter()
             .filter(|row| row.analysis.outcome == FleetOutcome::OutOfMemory)
             .count();
+        let lacks_events = self.rows.iter().any(|row| row.analysis.events == 0);
+        let peak = |of: fn(&Row) -> u64| {
+            let at_least = if lacks_events { "at least " } else { "" };
+            format!("{at_least}{}", Bytes(self.most(of)))
+        };
         let peaks = [
-            |row: &Row| row.analysis.peak_allocated,
-            |row: &Row| row.analysis.peak_reserved,
-            |row: &Row| row.analysis.device_total,
-        ]
-        .map(|of| Bytes(self.most(of)).to_string());
+            peak(|row| row.analysis.peak_allocated),
+            peak(|row| row.analysis.peak_reserved),
+            Bytes(self.most(|row| row.analysis.device_total)).to_string(),
+        ];
         let largest = self
             .rows
             .iter()

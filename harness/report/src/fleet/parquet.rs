@@ -63,11 +63,11 @@ const COLUMNS: [(&str, Column); 23] = [
     ),
     (
         "peak_allocated",
-        Column::Number(|row| Some(row.analysis.peak_allocated)),
+        Column::Number(|row| (row.analysis.events > 0).then_some(row.analysis.peak_allocated)),
     ),
     (
         "peak_reserved",
-        Column::Number(|row| Some(row.analysis.peak_reserved)),
+        Column::Number(|row| (row.analysis.events > 0).then_some(row.analysis.peak_reserved)),
     ),
     (
         "device_total",

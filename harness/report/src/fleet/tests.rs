@@ -95,6 +95,10 @@ fn the_page_has_the_peaks_of_all_jobs_and_links_their_pages() {
         rows[1].analysis.peak_allocated,
         rows[1].analysis.peak_reserved,
     ) = (3 << 30, 4 << 30);
+    for row in &mut rows[..2] {
+        row.analysis.events = 9;
+    }
+    // Without events, the peak is unknown.
     (rows[2].analysis.outcome, rows[2].analysis.peak_reserved) = (FleetOutcome::Ended, 5 << 30);
     let with_links = html::page(
         &rows,
@@ -123,7 +127,10 @@ fn the_page_has_the_peaks_of_all_jobs_and_links_their_pages() {
         3,
         "a job without a readable snapshot has no peak: {peaks}"
     );
-    assert_eq!(of_row(0)[..5], ["b", "1", "–", "0 B", "5 GiB"]);
+    assert_eq!(
+        of_row(0)[..5],
+        ["b", "1", "–", "at least 0 B", "at least 5 GiB"]
+    );
     assert_eq!(
         of_row(1)[..5],
         [

@@ -10,6 +10,7 @@ use serde::Serialize;
 use crate::byte_cause::ByteCause;
 use crate::explanation::Explanation;
 use crate::state::History;
+use crate::view::TotalKnown;
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Whole {
@@ -23,9 +24,12 @@ pub struct Whole {
 }
 
 impl Whole {
-    /// Computes the statistics. Peaks include memory from before the recording. Takes `n log n`
-    /// time for `n` events.
-    pub fn of(history: &History<'_>, at_end: &Explanation) -> Self {
+    /// Computes the statistics. Peaks include memory from before the recording. Returns `None` for
+    /// a snapshot without events. Takes `n log n` time for `n` events.
+    pub fn of(history: &History<'_>, at_end: &Explanation) -> Option<Self> {
+        if history.events().is_empty() {
+            return None;
+        }
         let count = |is_counted: fn(Action) -> bool| {
             history
                 .events()
@@ -33,7 +37,7 @@ impl Whole {
                 .filter(|event| is_counted(event.action))
                 .count() as u64
         };
-        Self {
+        Some(Self {
             peak_allocated: history
                 .allocated()
                 .into_iter()
@@ -50,7 +54,7 @@ impl Whole {
             driver_allocations: count(Action::reserves),
             driver_frees: count(Action::releases),
             ooms: count(|action| action == Action::Oom),
-        }
+        })
     }
 }
 
@@ -58,15 +62,16 @@ impl Whole {
 pub struct Side<'a> {
     /// At the compared moment.
     pub explanation: &'a Explanation,
-    /// Over the whole recording.
-    pub whole: Whole,
+    /// Over the whole recording, if there is one.
+    pub whole: Option<Whole>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct SnapshotComparison {
     pub headline: String,
-    pub before: Whole,
-    pub after: Whole,
+    /// `None` for a snapshot without events.
+    pub before: Option<Whole>,
+    pub after: Option<Whole>,
     /// Every cause in either snapshot, in display order.
     pub causes: Vec<CauseChange>,
     /// Sites whose live bytes differ, largest difference first. A site in only one snapshot is
@@ -97,7 +102,13 @@ pub fn compare(before: Side<'_>, after: Side<'_>) -> SnapshotComparison {
         before: before.explanation.bytes(cause),
         after: after.explanation.bytes(cause),
     });
-    let causes = causes.filter(|change| change.before.max(change.after) > Bytes::ZERO);
+    // Without the size of a device, memory outside of the allocator is unknown.
+    let is_known = [before, after]
+        .iter()
+        .all(|side| side.explanation.device_total_is != TotalKnown::ReservedOnly);
+    let causes = causes.filter(|change| {
+        change.before.max(change.after) > Bytes::ZERO && (is_known || !is_outside(change.cause))
+    });
     let sites = changed_sites(before.explanation, after.explanation);
     let headline = headline(before.whole, after.whole, &sites);
     SnapshotComparison {
@@ -107,6 +118,13 @@ pub fn compare(before: Side<'_>, after: Side<'_>) -> SnapshotComparison {
         causes: causes.collect(),
         sites,
     }
+}
+
+const fn is_outside(cause: ByteCause) -> bool {
+    matches!(
+        cause,
+        ByteCause::OthersHold | ByteCause::Free | ByteCause::FreeOrOthersHold
+    )
 }
 
 /// Live memory by site name, and without the line for sites that the other snapshot lacks.
@@ -181,9 +199,15 @@ pub fn change(before: Bytes, after: Bytes) -> String {
     format!("from {before} to {after} ({percent:+.1} %)")
 }
 
-fn headline(before: Whole, after: Whole, sites: &[SiteChange]) -> String {
-    let reserved = change(before.peak_reserved, after.peak_reserved);
-    let allocated = change(before.peak_allocated, after.peak_allocated);
+fn headline(before: Option<Whole>, after: Option<Whole>, sites: &[SiteChange]) -> String {
+    let peaks = match (before, after) {
+        (Some(before), Some(after)) => format!(
+            "Peak reserved {}, peak allocated {}",
+            change(before.peak_reserved, after.peak_reserved),
+            change(before.peak_allocated, after.peak_allocated)
+        ),
+        _ => "Peaks are unknown without events, so only one moment is compared".to_owned(),
+    };
     let most = sites.first().map_or_else(String::new, |most| {
         format!(
             "; at the moment compared, {} differs most: {}",
@@ -191,5 +215,5 @@ fn headline(before: Whole, after: Whole, sites: &[SiteChange]) -> String {
             change(most.before, most.after)
         )
     });
-    format!("Peak reserved {reserved}, peak allocated {allocated}{most}.")
+    format!("{peaks}{most}.")
 }

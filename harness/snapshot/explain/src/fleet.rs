@@ -53,7 +53,8 @@ pub struct Analysis {
     pub requested: u64,
     pub allocated: u64,
     pub reserved: u64,
-    /// The peaks since the recording began.
+    /// The peaks since the recording began. Without events, the memory at the end: the peaks are at
+    /// least that.
     pub peak_allocated: u64,
     pub peak_reserved: u64,
     pub device_total: u64,
@@ -104,10 +105,8 @@ impl Analysis {
             ref fidelity,
             ..
         } = *explanation;
-        let peaks = Whole::of(
-            &History::new(snapshot, device, causes::config(snapshot)),
-            explanation,
-        );
+        let history = History::new(snapshot, device, causes::config(snapshot));
+        let peaks = Whole::of(&history, explanation);
         let largest = explanation
             .categories
             .iter()
@@ -119,8 +118,12 @@ impl Analysis {
             events: explanation.moment.events as u64,
             allocated: accounts.allocated.0,
             reserved: accounts.reserved.0,
-            peak_allocated: peaks.peak_allocated.0,
-            peak_reserved: peaks.peak_reserved.0,
+            peak_allocated: peaks
+                .map_or(accounts.allocated, |peaks| peaks.peak_allocated)
+                .0,
+            peak_reserved: peaks
+                .map_or(accounts.reserved, |peaks| peaks.peak_reserved)
+                .0,
             device_total: device_total.0,
             category: largest.map(|category| category.category.clone()),
             category_bytes: largest.map_or(0, |category| category.bytes.0),

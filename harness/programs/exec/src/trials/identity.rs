@@ -61,8 +61,8 @@ pub(super) fn is_of_environment(name: &str) -> bool {
     name.starts_with(VARIABLE) || name == ALLOCATOR
 }
 
-/// Returns whether a name in a [`Run`] is of a file. A shard without it ran before the program wrote
-/// the file.
+/// Returns whether a name in a [`Run`] is of a file. A shard without it ran before the program
+/// wrote the file.
 pub(super) fn is_of_file(name: &str) -> bool {
     name.starts_with(FILE)
 }

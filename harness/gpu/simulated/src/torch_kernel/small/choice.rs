@@ -1,14 +1,17 @@
-//! Results for which a GPU may choose among equals, in another way than the CPU: the indices of
-//! equal elements, the last one of several writes to an element, and the order in which a kernel
-//! changes overlapping tensors of a list. They are not known.
+//! Results for which a GPU may choose in another way than the CPU: the indices of equal elements,
+//! the last one of several writes to an element, the order in which a kernel changes overlapping
+//! tensors of a list, the precision of some sums, and integers for numbers that they cannot hold.
+//! They are not known.
 
-use super::{INT, Layout, MOST_ELEMENTS, Operation, range};
+use super::{INT, Layout, MOST_ELEMENTS, Operation, TENSOR, range};
 use crate::torch_kernel::{Known, Value};
 use crate::world::State;
 
 /// Types of `c10::ScalarType`.
 const FLOAT16: i32 = 5;
 const BFLOAT16: i32 = 15;
+const FLOAT32: i32 = 6;
+const FLOAT64: i32 = 7;
 
 /// How results may depend on a choice. Its indices are those of `small_values`.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -21,10 +24,22 @@ pub(super) enum Choice {
     /// Elements of an argument are added there. A sum in 16 bits depends on the order so much that
     /// more than its last bits differ.
     Sums,
+    /// Numbers are converted. The GPU and the CPU give other integers for numbers that the type
+    /// cannot hold.
+    Casts,
+    /// Each element adds to a sum of the earlier ones, in 16 bits on the GPU only.
+    Scans,
 }
 
 impl Choice {
-    pub(super) const ALL: [Self; 4] = [Self::None, Self::Ties, Self::Writes, Self::Sums];
+    pub(super) const ALL: [Self; 6] = [
+        Self::None,
+        Self::Ties,
+        Self::Writes,
+        Self::Sums,
+        Self::Casts,
+        Self::Scans,
+    ];
 }
 
 /// The rows of a tensor along a dimension: the elements of each are `inner` apart.
@@ -118,8 +133,8 @@ fn order(element: &[u8], scalar_type: i32) -> u64 {
     let infinity = match scalar_type {
         FLOAT16 => 0x7c00,
         BFLOAT16 => 0x7f80,
-        6 => u64::from(f32::INFINITY.to_bits()),
-        7 => f64::INFINITY.to_bits(),
+        FLOAT32 => u64::from(f32::INFINITY.to_bits()),
+        FLOAT64 => f64::INFINITY.to_bits(),
         _ => return word,
     };
     let magnitude = word & !(1 << (8 * size - 1));
@@ -144,6 +159,9 @@ impl Operation {
             }
             (Choice::Ties, _) => false,
             (Choice::Writes | Choice::Sums, _) => self.collides(known, state, arguments),
+            (Choice::Casts, _) => casts_beyond(known, state, arguments),
+            (Choice::Scans, [tensor, ..]) => is_half(known.scalar_type(tensor)),
+            (Choice::Scans, []) => false,
         };
         chooses || self.races(known, arguments)
     }
@@ -168,7 +186,7 @@ impl Operation {
             return false; // A number.
         }
         let is_open = match adds {
-            true => [FLOAT16, BFLOAT16].contains(&known.scalar_type(source)),
+            true => is_half(known.scalar_type(source)),
             false => {
                 !Elements::of(known, state, source).is_some_and(|elements| elements.are_equal())
             }
@@ -226,6 +244,71 @@ impl Operation {
         }
         false
     }
+}
+
+fn is_half(scalar_type: i32) -> bool {
+    [FLOAT16, BFLOAT16].contains(&scalar_type)
+}
+
+/// The number of an element. Of other types, it is no number.
+fn number(element: &[u8], scalar_type: i32) -> f64 {
+    let mut word = [0; 8];
+    let size = element.len().min(word.len());
+    word[..size].copy_from_slice(&element[..size]);
+    let word = u64::from_ne_bytes(word);
+    match scalar_type {
+        FLOAT16 => {
+            let (exponent, fraction) = (word >> 10 & 31, (word & 1023) as f64);
+            let sign = if word >> 15 == 0 { 1.0 } else { -1.0 };
+            match exponent as i32 {
+                0 => sign * fraction * 2f64.powi(-24),
+                31 => f64::NAN,
+                exponent => sign * (1024.0 + fraction) * 2f64.powi(exponent - 25),
+            }
+        }
+        BFLOAT16 => f32::from_bits((word as u32) << 16).into(),
+        FLOAT32 => f32::from_bits(word as u32).into(),
+        FLOAT64 => f64::from_bits(word),
+        _ => f64::NAN,
+    }
+}
+
+/// The bits of an integer type, and whether it has a sign.
+const fn integer(scalar_type: i32) -> Option<(i32, bool)> {
+    match scalar_type {
+        0 => Some((8, false)),
+        1 => Some((8, true)),
+        2 => Some((16, true)),
+        3 => Some((32, true)),
+        4 => Some((64, true)),
+        27 => Some((16, false)),
+        28 => Some((32, false)),
+        29 => Some((64, false)),
+        _ => None,
+    }
+}
+
+/// Returns whether `copy_` or `_to_copy` converts a number that its integer type cannot hold.
+fn casts_beyond(known: &Known, state: &State, arguments: &[Value]) -> bool {
+    let (source, to) = match arguments {
+        [to, source, ..] if source.tag == TENSOR => (source, known.scalar_type(to)),
+        [source, to, ..] if to.tag == INT => (source, to.payload as i32),
+        _ => return false,
+    };
+    let from = known.scalar_type(source);
+    let is_float = [FLOAT16, BFLOAT16, FLOAT32, FLOAT64].contains(&from);
+    let Some((bits, has_sign)) = integer(to).filter(|_| is_float) else {
+        return false;
+    };
+    let (least, limit) = match has_sign {
+        true => (-2f64.powi(bits - 1), 2f64.powi(bits - 1)),
+        false => (0.0, 2f64.powi(bits)),
+    };
+    // Without known elements, nothing is computed.
+    Elements::of(known, state, source).is_some_and(|elements| {
+        let mut numbers = elements.all().map(|element| number(element, from).trunc());
+        numbers.any(|number| !(least..limit).contains(&number))
+    })
 }
 
 fn range_of(layout: &Layout) -> Option<(u64, u64)> {

@@ -143,7 +143,11 @@ impl Drop for Kept {
 
 /// Stored bytes by their first address. Copies do not overlap.
 #[derive(Debug, Default)]
-pub(crate) struct CopiedBytes(BTreeMap<u64, Vec<u8>>);
+pub(crate) struct CopiedBytes {
+    known: BTreeMap<u64, Vec<u8>>,
+    /// The starts and ends of memory that other processes may write, of which nothing is stored.
+    shared: BTreeMap<u64, u64>,
+}
 
 /// Returns whether a launch of this thread has to forget stored copies.
 pub(crate) fn any() -> bool {
@@ -153,7 +157,7 @@ pub(crate) fn any() -> bool {
 impl CopiedBytes {
     /// Stores bytes that the program copies to the device.
     pub(crate) fn write(&mut self, start: u64, bytes: &[u8]) {
-        let known = self.0.get_mut(&start);
+        let known = self.known.get_mut(&start);
         if let Some(known) = known.filter(|known| known.len() == bytes.len()) {
             return known.copy_from_slice(bytes);
         }
@@ -162,6 +166,22 @@ impl CopiedBytes {
             self.insert(start, bytes.to_vec());
         }
         self.publish();
+    }
+
+    /// Stores nothing of a range from now on, because another process may write to it.
+    pub(crate) fn share(&mut self, start: u64, len: u64) {
+        self.forget(start, len);
+        self.shared.insert(start, start.saturating_add(len));
+    }
+
+    /// Ends [`Self::share`] of the memory that starts here.
+    pub(crate) fn unshare(&mut self, start: u64) {
+        self.shared.remove(&start);
+    }
+
+    fn is_shared(&self, start: u64, len: u64) -> bool {
+        let before = self.shared.range(..start.saturating_add(len)).next_back();
+        before.is_some_and(|(_, end)| *end > start)
     }
 
     /// Forgets a range that is freed or written with unknown bytes.
@@ -178,7 +198,7 @@ impl CopiedBytes {
             return;
         }
         for first in overlapping {
-            let Some(bytes) = self.0.remove(&first) else {
+            let Some(bytes) = self.known.remove(&first) else {
                 continue;
             };
             let cut = |from: u64| {
@@ -208,7 +228,8 @@ impl CopiedBytes {
 
     /// Forgets what `is_kept` does not accept, by its start.
     pub(crate) fn forget_device(&mut self, is_kept: impl Fn(u64) -> bool) {
-        let gone = self.0.keys().filter(|start| !is_kept(**start));
+        self.shared.retain(|start, _| is_kept(*start));
+        let gone = self.known.keys().filter(|start| !is_kept(**start));
         for start in gone.copied().collect::<Vec<_>>() {
             self.remove(start);
         }
@@ -217,22 +238,22 @@ impl CopiedBytes {
 
     /// Forgets everything, because a kernel may write anywhere.
     pub(crate) fn forget_all(&mut self) {
-        self.0.clear();
+        self.known.clear();
         BLOCKS.clear();
         SEGMENTS.clear();
         self.publish();
     }
 
-    /// Stores bytes where nothing is stored.
+    /// Stores bytes where nothing is stored, if they are not shared.
     fn insert(&mut self, start: u64, bytes: Vec<u8>) {
-        if !bytes.is_empty() {
+        if !bytes.is_empty() && !self.is_shared(start, bytes.len() as u64) {
             count(start, bytes.len(), |copies| copies + 1);
-            self.0.insert(start, bytes);
+            self.known.insert(start, bytes);
         }
     }
 
     fn remove(&mut self, first: u64) -> Option<Vec<u8>> {
-        let bytes = self.0.remove(&first)?;
+        let bytes = self.known.remove(&first)?;
         uncount(first, bytes.len());
         Some(bytes)
     }
@@ -307,25 +328,25 @@ impl CopiedBytes {
 
     /// The copy that an address points into.
     fn around(&self, address: u64) -> Option<(u64, &Vec<u8>)> {
-        let (first, bytes) = self.0.range(..=address).next_back()?;
+        let (first, bytes) = self.known.range(..=address).next_back()?;
         (address - first < bytes.len() as u64).then_some((*first, bytes))
     }
 
     fn overlapping(&self, start: u64, end: u64) -> impl Iterator<Item = (u64, &Vec<u8>)> {
         // Copies do not overlap, so only the last one before the range can reach into it.
         let before = self
-            .0
+            .known
             .range(..start)
             .next_back()
             .filter(|(first, bytes)| *first + bytes.len() as u64 > start);
         before
             .into_iter()
-            .chain(self.0.range(start..end.max(start)))
+            .chain(self.known.range(start..end.max(start)))
             .map(|(first, bytes)| (*first, bytes))
     }
 
     fn publish(&self) {
-        STORED.store(self.0.len(), Ordering::Relaxed);
+        STORED.store(self.known.len(), Ordering::Relaxed);
     }
 }
 

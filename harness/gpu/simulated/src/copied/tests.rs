@@ -65,3 +65,20 @@ fn what_is_known_is_found_in_ranges_of_each_size_without_the_lock() {
         assert!(!may_know_any(*from, *len), "{len} from {from:#x}");
     }
 }
+
+#[test]
+fn memory_that_another_process_may_write_is_unknown_until_it_is_freed() {
+    let mut copied = CopiedBytes::default();
+    let start = 1 << 41; // No other test writes there.
+    copied.write(start + 8, &[1; 8]);
+    copied.write(start + 64, &[2; 8]);
+    copied.share(start, 64);
+    assert!(!copied.knows(start, 64), "what was known before");
+    copied.write(start + 8, &[3; 8]);
+    copied.copy(start + 60, start + 64, 2);
+    assert!(!copied.knows(start, 64), "what is written or copied there");
+    assert_eq!(read(&copied, start + 64, 8), [2; 8], "its neighbor");
+    copied.unshare(start);
+    copied.write(start + 8, &[4; 8]);
+    assert_eq!(read(&copied, start + 8, 8), [4; 8]);
+}

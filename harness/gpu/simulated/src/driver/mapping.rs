@@ -195,6 +195,7 @@ fn unmap(machine: &Machine, state: &mut State, address: u64, size: u64) -> Resul
         Ok((pieces, memory.sim().all_done_at(), in_use))
     })?;
     note_frees(machine, state, index, pieces);
+    state.copied.unshare(address);
     state.copied.forget(address, size);
     if let Some(execution) = state.executions.get_mut(index) {
         execution.bytes.forget(address, size);

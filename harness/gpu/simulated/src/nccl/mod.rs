@@ -1,7 +1,7 @@
-//! A model of NCCL for processes on one machine, which meet in each collective ([`peers`]). With
-//! [`Values::Cpu`], they exchange their data. Otherwise, or if one process has all ranks, all ranks
-//! have the data of the calling rank: most values are unknown, and ranks whose known values differ
-//! would go different ways. Broadcasts of other processes carry the known values of their root.
+//! A model of NCCL for processes on one machine, which meet in each collective ([`peers`]) and
+//! exchange their data: all of it with [`Values::Cpu`], and otherwise what is known. What a rank
+//! receives is unknown if a part of it is. If one process has all ranks, a result is unknown, or
+//! with [`Values::Cpu`] the data of the calling rank.
 //!
 //! With [`Values::Cpu`], a collective is done when its call returns. Otherwise its call waits a
 //! moment, and the next call of the host that waits for the device waits for the rest ([`settle`]),
@@ -15,7 +15,7 @@ use std::ffi::{CString, c_char, c_int, c_void};
 use std::hash::{Hash, Hasher as _};
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::{cell::RefCell, env, mem::MaybeUninit, path::Path, slice, time::Duration};
+use std::{cell::RefCell, env, io, mem::MaybeUninit, path::Path, slice, time::Duration};
 
 use harness_allocator::{hash::Mixer, units::Bytes};
 use harness_gpu_settings::collectives::{Call, Operation};
@@ -42,6 +42,10 @@ const INVALID_USAGE: c_int = 5;
 const REMOTE_ERROR: c_int = 6;
 /// How long a call waits for other ranks, if values are not computed.
 const PATIENCE: Duration = Duration::from_millis(300);
+/// The same if this rank's data is known: work behind the call may copy and read the result.
+const PATIENCE_FOR_KNOWN: Duration = Duration::from_secs(60);
+/// Larger data counts as unknown without computed values. No larger copy is stored.
+const MOST_KNOWN: usize = 1 << 20;
 
 struct Communicator {
     ranks: usize,
@@ -183,13 +187,13 @@ export! {
         stream: usize
     ) = communicator
         .on(stream)
-        .send(peer as usize, Buffer { address: from, bytes: count * element(kind) });
+        .send(peer as usize, buffer(from, count * element(kind)), element(kind));
     ncclRecv(
         to: usize, count: usize, kind: c_int, peer: c_int, communicator: &Communicator,
         stream: usize
     ) = communicator
         .on(stream)
-        .receive(peer as usize, Buffer { address: to, bytes: count * element(kind) });
+        .receive(peer as usize, buffer(to, count * element(kind)));
 }
 
 /// The factors of the operations that multiply before the sum. Their numbers begin with
@@ -415,6 +419,8 @@ static LATE: Mutex<Vec<Work>> = Mutex::new(Vec::new());
 static IS_LATE: AtomicBool = AtomicBool::new(false);
 /// A message has arrived later than its call waited. Later calls then do not wait.
 static REQUESTS_EARLY: AtomicBool = AtomicBool::new(false);
+/// A call has waited [`PATIENCE_FOR_KNOWN`]. Other ranks may wait for this one.
+static IS_LEFT: AtomicBool = AtomicBool::new(false);
 
 /// Does work that waits for other ranks. Without computed values, it may stay undone until
 /// [`settle`].
@@ -428,6 +434,7 @@ fn perform(patience: Duration, mut work: Work) -> c_int {
     match work((!is_computed).then_some(patience)) {
         Ok(true) => 0,
         Ok(false) => {
+            IS_LEFT.fetch_or(patience == PATIENCE_FOR_KNOWN, Ordering::Relaxed);
             LATE.lock()
                 .unwrap_or_else(PoisonError::into_inner)
                 .push(work);
@@ -469,6 +476,50 @@ fn copy(from: &[u8], into: &mut [u8]) -> bool {
         .is_some()
 }
 
+/// The bytes that a rank sends, none for unknown ones. Elements of one byte may be partly known:
+/// PyTorch sends objects as bytes, with unused ones behind the shorter of them.
+fn sent<T>(address: usize, len: usize, element: usize, act: impl FnOnce(&[u8]) -> T) -> T {
+    let state = &mut *machine().state();
+    let is_sent = machine().settings.values != Values::Copies
+        || len <= MOST_KNOWN
+            && (element == 1 || state.copied.knows_all(address as u64, len as u64));
+    if is_sent {
+        contents::read(state, address as u64, len, act)
+    } else {
+        act(&[])
+    }
+}
+
+/// Publishes a collective with the bytes at an address, and says how long to wait for the others.
+fn publish(
+    peers: &Peers,
+    call: Call,
+    (from, len): (usize, usize),
+    needs: Needs,
+) -> (io::Result<u32>, Duration) {
+    sent(from, len, element(c_int::from(call.kind)), |data| {
+        let is_left = IS_LEFT.load(Ordering::Relaxed);
+        let patience = match data {
+            [_, ..] if needs == Needs::All && !is_left => PATIENCE_FOR_KNOWN,
+            _ => PATIENCE,
+        };
+        (peers.publish(call, data), patience)
+    })
+}
+
+/// Forgets a range that other ranks will fill.
+fn expect(Buffer { address, bytes }: Buffer) {
+    if machine().settings.values == Values::Copies {
+        let state = &mut *machine().state();
+        state.copied.forget(address as u64, bytes as u64);
+    }
+}
+
+/// Returns whether a range that waits for data of other ranks has other data by now.
+fn is_used_again(state: &State, Buffer { address, bytes }: Buffer) -> bool {
+    machine().settings.values == Values::Copies && state.copied.knows(address as u64, bytes as u64)
+}
+
 /// How a collective reduces the data of a number of ranks.
 #[derive(Clone, Copy)]
 struct Reduction {
@@ -487,6 +538,10 @@ impl Reduction {
             operation,
             factor,
         } = self;
+        let is_computed = machine().settings.values == Values::Cpu;
+        if !is_computed && !self.is_known(parts, from + into.len()) {
+            return false;
+        }
         let blocks = into.chunks_mut(PART).enumerate();
         let reduced = blocks.map(|(index, into)| {
             reduce::reduce(into, ranks, (kind, operation, factor), |rank, into| {
@@ -494,6 +549,16 @@ impl Reduction {
             })
         });
         reduced.fold(false, |is_known, reduced| is_known | reduced)
+    }
+
+    /// Returns whether the result is that of a GPU: all ranks have sent their data up to an end,
+    /// and the order of the ranks does not change it, as it does in sums of many 16-bit numbers.
+    fn is_known(self, parts: &Parts<'_>, end: usize) -> bool {
+        let is_order_free = self.ranks <= 2
+            || !matches!(self.kind, 6 | 9)
+            || [reduce::MAXIMUM, reduce::MINIMUM].contains(&self.operation);
+        let is_modelled = self.kind < 10 && self.operation < FIRST_FACTOR;
+        is_modelled && is_order_free && (0..self.ranks).all(|rank| parts.reaches(rank, end))
     }
 }
 
@@ -514,13 +579,6 @@ impl Communicator {
         )
             .hash(&mut hasher);
         Some(hasher.finish())
-    }
-
-    /// The other ranks if they exchange data.
-    fn others(&self) -> Option<&Arc<Peers>> {
-        self.peers
-            .as_ref()
-            .filter(|_| machine().settings.values == Values::Cpu)
     }
 
     fn leave(&self, is_aborted: bool) -> c_int {
@@ -565,14 +623,23 @@ impl Communicator {
         0
     }
 
+    /// The data of each rank if all are in this process; none if it is unknown.
+    fn own_parts(&self, from: usize, len: usize) -> Vec<u8> {
+        if self.ranks == 1 || machine().settings.values == Values::Cpu {
+            contents::read(&mut machine().state(), from as u64, len, <[u8]>::to_vec)
+        } else {
+            Vec::new()
+        }
+    }
+
     /// Exchanges the bytes at an address. If this rank needs the bytes of any ranks, `finish`
-    /// receives them. With a reduction, the ranks first reduce their data together: each has the
-    /// result.
+    /// receives them and fills a buffer. With a reduction, the ranks first reduce their data
+    /// together: each has the result.
     fn collective(
         &self,
         call: Call,
         (from, len): (usize, usize),
-        needs: Needs,
+        (needs, filled): (Needs, Buffer),
         reduction: Option<Reduction>,
         finish: impl FnOnce(&mut State, &Parts<'_>) + Send + 'static,
     ) -> c_int {
@@ -586,22 +653,18 @@ impl Communicator {
         }
         let machine = machine();
         machine.tick();
-        let exchanges = self.others().is_some() || call.operation == Operation::Broadcast;
         let mut finish = Some(finish).filter(|_| needs != Needs::Nothing);
-        if !exchanges && let Some(finish) = finish.take() {
-            let data = contents::read(&mut machine.state(), from as u64, len, <[u8]>::to_vec);
-            finish(&mut machine.state(), &Parts::equal(&data, self.ranks));
-        }
         let Some(peers) = self.peers.clone() else {
+            let parts = &self.own_parts(from, len);
+            if let Some(finish) = finish {
+                finish(&mut machine.state(), &Parts::equal(parts, self.ranks));
+            }
             return 0;
         };
-        let published = if exchanges {
-            contents::read(&mut machine.state(), from as u64, len, |data| {
-                peers.publish(call, data)
-            })
-        } else {
-            peers.publish(call, &[])
-        };
+        let (published, patience) = publish(&peers, call, (from, len), needs);
+        if finish.is_some() {
+            expect(filled);
+        }
         let number = match published {
             Ok(number) => number,
             Err(error) => return failed(&error.into()),
@@ -626,8 +689,11 @@ impl Communicator {
                 if reduction.is_some() {
                     peers.wait_for_reduction(number)?;
                 }
-                if let Some(finish) = finish.take() {
-                    finish(&mut machine.state(), parts);
+                let state = &mut *machine.state();
+                if let Some(finish) = finish.take()
+                    && !is_used_again(state, filled)
+                {
+                    finish(state, parts);
                 }
                 Ok(())
             });
@@ -636,7 +702,7 @@ impl Communicator {
                 finished => Ok(finished?.is_some()),
             }
         };
-        perform(PATIENCE, Box::new(work))
+        perform(patience, Box::new(work))
     }
 
     /// What this rank needs in a collective. If there is a root, only the root gets a result.
@@ -655,7 +721,7 @@ impl Communicator {
         self.collective(
             call,
             (from, len),
-            self.needs_at_root(call.root),
+            (self.needs_at_root(call.root), buffer(to, len * ranks)),
             None,
             move |state, parts| {
                 (0..ranks).for_each(|rank| {
@@ -672,7 +738,7 @@ impl Communicator {
         self.collective(
             call,
             (from, len * ranks),
-            Needs::All,
+            (Needs::All, buffer(to, len * ranks)),
             None,
             move |state, parts| {
                 (0..ranks).for_each(|other| {
@@ -697,7 +763,7 @@ impl Communicator {
         self.collective(
             call,
             (from, sent),
-            Needs::Rank(root),
+            (Needs::Rank(root), buffer(to, len)),
             None,
             move |state, parts| {
                 set(state, to, len, |into| parts.read(root, own, into));
@@ -709,26 +775,20 @@ impl Communicator {
         let (len, root) = (bytes(call), call.root.unwrap_or(0));
         if self.peers.is_none() {
             return in_group(|group| {
-                let data = Buffer {
-                    address: from,
-                    bytes: len,
-                };
+                let data = buffer(from, len);
                 if root == self.rank {
                     group.own.push(data);
                 } else if from != to {
                     group.sent.push(data);
                 }
-                group.received.push(Buffer {
-                    address: to,
-                    bytes: len,
-                });
+                group.received.push(buffer(to, len));
             });
         }
         let sent = if root == self.rank { len } else { 0 };
         self.collective(
             call,
             (from, sent),
-            Needs::Rank(root),
+            (Needs::Rank(root), buffer(to, len)),
             None,
             move |state, parts| {
                 set(state, to, len, |into| parts.read(root, 0, into));
@@ -750,22 +810,19 @@ impl Communicator {
             })
             .unwrap_or(1.0);
         // Without other ranks, the result is this rank's data.
-        let ranks = if self.others().is_some() {
-            self.ranks
-        } else {
-            1
-        };
+        let ranks = self.peers.as_ref().map_or(1, |_| self.ranks);
         let reduction = Reduction {
             ranks,
             kind: c_int::from(call.kind),
             operation,
             factor,
         };
-        if call.operation == Operation::AllReduce && ranks > 1 {
+        let is_computed = machine().settings.values == Values::Cpu;
+        if call.operation == Operation::AllReduce && ranks > 1 && is_computed {
             return self.collective(
                 call,
                 (from, len),
-                Needs::All,
+                (Needs::All, buffer(to, len)),
                 Some(reduction),
                 move |state, parts| {
                     set(state, to, len, |into| {
@@ -784,7 +841,7 @@ impl Communicator {
         self.collective(
             call,
             (from, sent),
-            self.needs_at_root(call.root),
+            (self.needs_at_root(call.root), buffer(to, len)),
             None,
             move |state, parts| {
                 set(state, to, len, |into| reduction.reduce(parts, own, into));
@@ -792,37 +849,25 @@ impl Communicator {
         )
     }
 
-    fn send(&self, peer: usize, buffer: Buffer) -> c_int {
+    fn send(&self, peer: usize, buffer: Buffer, element: usize) -> c_int {
         let status = self.allocate_buffers(true);
         if status != 0 {
             return status;
         }
-        let mut data = Vec::new();
-        if self.others().is_some() {
-            machine().tick();
-            data = contents::read(
-                &mut machine().state(),
-                buffer.address as u64,
-                buffer.bytes,
-                <[u8]>::to_vec,
-            );
-        } else {
-            let status = in_group(|group| {
+        let Some(peers) = &self.peers else {
+            return in_group(|group| {
                 if peer == self.rank {
                     group.own.push(buffer)
                 } else {
                     group.sent.push(buffer)
                 }
             });
-            if status != 0 {
-                return status;
-            }
-        }
-        let sent = self
-            .peers
-            .as_ref()
-            .map_or(Ok(()), |peers| peers.send(peer, &data));
-        sent.map_or_else(|failure| failed(&failure), |()| 0)
+        };
+        machine().tick();
+        let data = sent(buffer.address, buffer.bytes, element, <[u8]>::to_vec);
+        peers
+            .send(peer, &data)
+            .map_or_else(|failure| failed(&failure), |()| 0)
     }
 
     fn receive(&self, peer: usize, buffer: Buffer) -> c_int {
@@ -830,18 +875,9 @@ impl Communicator {
         if status != 0 {
             return status;
         }
-        in_group(|group| {
-            let is_exchanged = self.others().is_some();
-            if let Some(peers) = &self.peers {
-                group.from_others.push((
-                    Arc::clone(peers),
-                    peer,
-                    Some(buffer).filter(|_| is_exchanged),
-                ));
-            }
-            if !is_exchanged {
-                group.received.push(buffer);
-            }
+        in_group(|group| match &self.peers {
+            Some(peers) => group.from_others.push((Arc::clone(peers), peer, buffer)),
+            None => group.received.push(buffer),
         })
     }
 }
@@ -858,6 +894,10 @@ struct Buffer {
     bytes: usize,
 }
 
+const fn buffer(address: usize, bytes: usize) -> Buffer {
+    Buffer { address, bytes }
+}
+
 /// The open group of a thread. The first lists are for communicators without other processes.
 #[derive(Default)]
 struct Group {
@@ -867,8 +907,8 @@ struct Group {
     /// What it sends to other ranks.
     sent: Vec<Buffer>,
     received: Vec<Buffer>,
-    /// What it receives from other processes; the buffer if they exchange data.
-    from_others: Vec<(Arc<Peers>, usize, Option<Buffer>)>,
+    /// What it receives from other processes.
+    from_others: Vec<(Arc<Peers>, usize, Buffer)>,
 }
 
 thread_local! {
@@ -890,7 +930,7 @@ fn in_group(change: impl FnOnce(&mut Group)) -> c_int {
 /// Fills each received buffer. Without other processes, it gets data of its size: what this rank
 /// sends to itself, because the other ranks would send the same, or else what it sends to another
 /// rank. PyTorch gathers with one broadcast per rank, and exchanges with a send and a receive per
-/// rank.
+/// rank. Without computed values, it is unknown if several have this size.
 fn end_group(group: &mut Group) -> c_int {
     let Group {
         own,
@@ -903,18 +943,21 @@ fn end_group(group: &mut Group) -> c_int {
     for buffer in received {
         machine.tick();
         let state = &mut *machine.state();
-        if let Some(data) = own
-            .iter()
-            .chain(&sent)
-            .find(|data| data.bytes == buffer.bytes && data.address != buffer.address)
-        {
-            let bytes = contents::read(state, data.address as u64, data.bytes, known);
+        let fits = |data: &&Buffer| data.bytes == buffer.bytes;
+        let is_other = |data: &&Buffer| fits(data) && data.address != buffer.address;
+        if let Some(data) = own.iter().chain(&sent).find(is_other) {
+            let is_clear = machine.settings.values == Values::Cpu
+                || own.iter().chain(&sent).filter(fits).count() == 1;
+            let bytes =
+                contents::read(state, data.address as u64, data.bytes, known).filter(|_| is_clear);
             set(state, buffer.address, buffer.bytes, |into| {
                 bytes.is_some_and(|bytes| copy(&bytes, into))
             });
         }
     }
     for (peers, peer, buffer) in from_others {
+        machine.tick();
+        expect(buffer);
         let number = peers.expect(peer);
         let mut is_late = false;
         let work = move |patience| {
@@ -923,9 +966,9 @@ fn end_group(group: &mut Group) -> c_int {
                 return Ok(false);
             };
             REQUESTS_EARLY.fetch_or(is_late, Ordering::Relaxed);
-            if let Some(Buffer { address, bytes }) = buffer {
-                machine.tick();
-                set(&mut machine.state(), address, bytes, |into| {
+            let state = &mut *machine.state();
+            if !is_used_again(state, buffer) {
+                set(state, buffer.address, buffer.bytes, |into| {
                     copy(&data, into)
                 });
             }

@@ -136,6 +136,12 @@ impl<'a> Parts<'a> {
         }
     }
 
+    /// Returns whether a rank has data up to an end.
+    pub(super) fn reaches(&self, rank: usize, end: usize) -> bool {
+        let place = self.places.get(rank);
+        place.is_some_and(|(_, len)| *len >= end as u64)
+    }
+
     /// The first rank with data of this length.
     pub(super) fn of_len(&self, len: usize) -> Option<usize> {
         self.places

@@ -9,8 +9,8 @@ use half::{bf16, f16};
 pub(super) type Operation = c_int;
 
 const PRODUCT: Operation = 1;
-const MAXIMUM: Operation = 2;
-const MINIMUM: Operation = 3;
+pub(super) const MAXIMUM: Operation = 2;
+pub(super) const MINIMUM: Operation = 3;
 const AVERAGE: Operation = 4;
 
 /// Reduces the elements that `read` reads for each rank. It returns `false` for zeros. Returns

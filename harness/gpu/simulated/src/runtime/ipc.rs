@@ -1,5 +1,6 @@
 //! Memory and events that processes of a run share. Another process's memory is a range of
-//! addresses here: kernels are no-ops, and the process that allocated it is charged for it.
+//! addresses here: kernels are no-ops, and the process that allocated it is charged for it. Without
+//! computed values, the contents of shared memory are unknown in each process until it is freed.
 
 use std::ffi::{c_int, c_uint, c_ulonglong};
 use std::io::Write as _;
@@ -33,6 +34,7 @@ export! {
             let (start, size) = memory.range_of(address as u64).ok_or(Code::InvalidValue)?;
             let number = machine.visible.get(memory.index()).ok_or(Code::InvalidDevice)?;
             let contents = memory.contents().map_or(0, |contents| contents.descriptor());
+            state.copied.share(start, size.0);
             put(into, handle(start, size.0, *number, contents))
         });
     cudaIpcOpenMemHandle, cuIpcOpenMemHandle, cuIpcOpenMemHandle_v2(
@@ -118,6 +120,7 @@ fn of_pooled(machine: &Machine, state: &mut State, address: u64) -> Result<Handl
     let contents = memory
         .contents()
         .map_or(0, |contents| contents.descriptor());
+    state.copied.share(start, size.0);
     Ok(handle(start, size.0, *number, contents))
 }
 
@@ -155,6 +158,7 @@ fn open(machine: &Machine, state: &mut State, handle: Handle) -> Result<u64, Cod
             )
             .map_err(|_| Code::InvalidValue)?;
     }
+    state.copied.share(start, size.0);
     state.opened.insert(
         handle,
         Opened {
@@ -179,5 +183,6 @@ pub(super) fn close(state: &mut State, address: u64) -> Result<(), Code> {
     }
     let Opened { start, size, .. } = *opened;
     state.opened.remove(&handle);
+    state.copied.unshare(start);
     state.device_at(start)?.unreserve(start, size)
 }

@@ -69,6 +69,7 @@ pub(crate) fn free_on_device(machine: &Machine, state: &mut State, start: u64) -
     }
     state.contexts.forget(start);
     state.arrays.remove(&(start as usize));
+    state.copied.unshare(start);
     state.copied.forget(start, size.0);
     Ok(())
 }

@@ -47,6 +47,7 @@ fn main() -> ExitCode {
         the_summary_goes_to_standard_error_and_leaves_output_and_exit_code_alone
         a_signal_gives_the_exit_code_of_a_shell_and_keeps_the_counters
         what_a_killed_process_could_not_report_is_refused
+        figures_are_unknown_if_a_process_that_could_use_the_gpu_outlives_the_program
         descendants_of_a_shell_script_are_simulated
         processes_of_a_program_share_the_memory_of_a_gpu_until_they_end
         a_forked_child_gets_the_drivers_error_for_its_parents_context
@@ -470,6 +471,52 @@ fn what_a_killed_process_could_not_report_is_refused(world: World) {
         "{}",
         baseline.err
     );
+}
+
+fn figures_are_unknown_if_a_process_that_could_use_the_gpu_outlives_the_program(world: World) {
+    let program = |command: &str, is_own_session: bool| {
+        let session = if is_own_session { "True" } else { "False" };
+        format!(
+            "import subprocess, sys, torch; torch.cuda.malloc(1 << 20); \
+             subprocess.Popen({command}, start_new_session={session})"
+        )
+    };
+    let python = "[sys.executable, '-c', 'while True: __import__(\"time\").sleep(1)']";
+    let unknown = "still ran when the program had ended, and was ended too";
+    for is_own_session in [false, true] {
+        let program = program(python, is_own_session);
+        let run = |options: &[&str]| world.run(options, &["python3", "-c", &program]);
+        let ran = run(&RECORD);
+        assert!(
+            ran.code == Some(0) && ran.err.contains(unknown),
+            "{}",
+            ran.err
+        );
+        assert_eq!(world.record()["outlived"].as_array().unwrap().len(), 1);
+        let least = run(&["--memory", "1GiB", "--least-memory"]);
+        assert!(
+            least.code == Some(1) && least.err.contains("The least memory is unknown: process"),
+            "{}",
+            least.err
+        );
+        let file = world.path("peaks.json").display().to_string();
+        let baseline = run(&["--baseline", &file, "--update"]);
+        assert!(
+            baseline.code == Some(1) && baseline.err.contains(unknown),
+            "{}",
+            baseline.err
+        );
+        assert!(!world.path("peaks.json").exists());
+    }
+    let helper = "[sys.executable, '-c', 'import time; time.sleep(1000) # compile_worker']";
+    for harmless in ["['sleep', '1000']", helper] {
+        let ran = world.run(&[], &["python3", "-c", &program(harmless, false)]);
+        assert!(
+            ran.code == Some(0) && !ran.err.contains("still ran"),
+            "{}",
+            ran.err
+        );
+    }
 }
 
 fn descendants_of_a_shell_script_are_simulated(world: World) {

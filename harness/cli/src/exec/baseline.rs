@@ -655,7 +655,7 @@ impl<'a> Comparison<'a> {
         repeat: impl FnOnce() -> Result<(EndedProgram, Record), Failures>,
     ) -> Result<Vec<String>, Failures> {
         let file = self.path.display();
-        if let Some(unreported) = record.processes.iter().find_map(Process::unreported) {
+        if let Some(unreported) = record.unreported() {
             terminal::message(format_args!(
                 "baseline: {file} is not {}: {unreported}",
                 if self.old.is_some() {

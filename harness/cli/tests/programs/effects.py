@@ -27,6 +27,12 @@ def child(program):
     subprocess.run([sys.executable, "-c", program], check=True)
 
 
+def trace():
+    with torch.profiler.profile() as profile:
+        torch.ones(3)
+    profile.export_chrome_trace("trace.json")
+
+
 mode, _, uses_before = sys.argv[1].partition("_after_")
 if uses_before:
     torch.zeros(1).cuda()
@@ -39,6 +45,11 @@ effects = {
     "input": lambda: sys.stdin.read(),
     "writes": lambda: open("log.txt", "a"),
     "saves": lambda: torch.save(torch.ones(3), "model.pt"),
+    "traces": trace,
+    "shares": lambda: torch.from_file("shared.bin", shared=True, size=8),
+    "stores": lambda: torch.UntypedStorage.from_file("shared.bin", True, 8),
+    "reads_file": lambda: torch.from_file(__file__, shared=False, size=8),
+    "meets": lambda: torch.distributed.FileStore("store", 1),
     "scripts": lambda: torch.jit.save(torch.jit.script(torch.nn.ReLU()), "script.pt"),
     "removes": lambda: os.remove("old.txt"),
     "socket": lambda: socket.socket().bind(("127.0.0.1", 0)),

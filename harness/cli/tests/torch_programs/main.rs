@@ -2037,20 +2037,25 @@ fn unknown_torch(python: &Path) -> Result<(), Failed> {
 }
 
 /// Modes of `effects.py` that run again.
-const REPEATED: [&str; 7] = [
+const REPEATED: [&str; 8] = [
     "nothing",
     "temporary",
     "temporary_after_use",
     "python",
     "python_after_use",
     "workers",
+    "reads_file",
     "exit",
 ];
 /// Modes that do not, and why.
-const ONCE: [(&str, &str); 16] = [
+const ONCE: [(&str, &str); 20] = [
     ("writes", "it writes log.txt"),
     ("saves", "it writes model.pt"),
     ("saves_after_use", "it writes model.pt"),
+    ("traces", "it writes trace.json"),
+    ("shares", "it writes shared.bin"),
+    ("stores", "it writes shared.bin"),
+    ("meets", "it writes store"),
     ("scripts", "it writes script.pt"),
     ("removes", "it removes old.txt"),
     ("removes_after_use", "it removes old.txt"),

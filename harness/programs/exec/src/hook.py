@@ -961,22 +961,46 @@ _ENDS = {
 }
 
 
+def _note_path(kind, name, is_written=lambda *args, **named: True):
+    """Makes a function or method note the file that its first argument names, if it is not a buffer."""
+    import functools
+
+    write = getattr(kind, name)
+
+    @functools.wraps(write)
+    def note_and_write(*args, **named):
+        path = next((value for value in (*args[:2], *map(named.get, ("filename", "file_name"))) if isinstance(value, (str, os.PathLike))), None)
+        if path is not None and is_written(*args, **named):
+            _effects.note_write(path)
+        return write(*args, **named)
+
+    setattr(kind, name, note_and_write)
+
+
 def _note_files_of_torch(module):
     """Notes the files that torch writes without Python: those of `torch.save`, `torch.export.save` and `torch.jit.save`."""
     import torch
 
-    def note_in(kind, name):
-        write = getattr(kind, name)
-
-        def note_and_write(self, *args, **kwargs):
-            if args and isinstance(args[0], (str, os.PathLike)):  # Not a buffer.
-                _effects.note_write(args[0])
-            return write(self, *args, **kwargs)
-
-        setattr(kind, name, note_and_write)
-
     for kind, name in (("PyTorchFileWriter", "__init__"), ("ScriptModule", "save"), ("ScriptFunction", "save")):
-        note_in(getattr(torch._C, kind), name)
+        _note_path(getattr(torch._C, kind), name)
+
+
+def _note_traces_and_shared_files(module):
+    """Notes traces of the profiler, and files in which tensors are stored."""
+    import torch
+
+    def is_shared(filename=None, shared=False, *args, **named):
+        return shared
+
+    _note_path(torch._C._autograd._ProfilerResult, "save")
+    _note_path(torch, "from_file", is_shared)
+    _note_path(torch.UntypedStorage, "from_file", is_shared)
+    torch.UntypedStorage.from_file = staticmethod(torch.UntypedStorage.from_file)
+
+
+def _note_stores(module):
+    """Notes the files through which ranks meet."""
+    _note_path(module.FileStore, "__init__")
 
 
 def _note_files_of_safetensors(module):
@@ -991,7 +1015,12 @@ def _note_files_of_safetensors(module):
     module.serialize_file = note_and_write
 
 
-_WRITERS = {"torch.serialization": _note_files_of_torch, "safetensors": _note_files_of_safetensors}
+_WRITERS = {
+    "torch.serialization": _note_files_of_torch,
+    "torch.profiler": _note_traces_and_shared_files,
+    "torch.distributed.rendezvous": _note_stores,
+    "safetensors": _note_files_of_safetensors,
+}
 
 
 # Frameworks that use the GPU without torch.

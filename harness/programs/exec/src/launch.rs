@@ -19,7 +19,7 @@ use crate::own_libraries::AUDITING_LIBC;
 pub use crate::own_libraries::LaunchError;
 use crate::process::{self, End, HeldSignals};
 use crate::stubs::{DRIVER, LINKED_DRIVER};
-use crate::{cache::Libraries, imports, machine::Machine, setup::Setup, torch};
+use crate::{cache::Libraries, imports, machine::Machine, outlived, setup::Setup, torch};
 
 /// Makes the hook record the call stack of each OutOfMemoryError.
 pub(crate) const PLACES: &str = "HARNESS_GPU_OOMS";
@@ -135,6 +135,11 @@ impl Watch {
         }
     }
 
+    /// Returns the processes that outlive the program, and notes them for its record.
+    pub(crate) fn remaining(&self, program: pid_t) -> Vec<pid_t> {
+        outlived::find(self.folder.path(), program)
+    }
+
     fn lacks_ours(&self, pid: pid_t) -> bool {
         self.lacks_ours_in(|| fs::read_to_string(format!("/proc/{pid}/maps")).unwrap_or_default())
     }
@@ -162,8 +167,11 @@ impl Prepared {
         if is_reported {
             self.command.envs([(PLACES, "1"), (SAMPLES, "1")]);
         }
-        let end = HeldSignals::hold()
-            .and_then(|signals| signals.run(&mut self.command, |program| self.watch.look(program)));
+        let end = HeldSignals::hold().and_then(|signals| {
+            let watch = &self.watch;
+            let remaining = |program| drop(watch.remaining(program));
+            signals.run(&mut self.command, |program| watch.look(program), remaining)
+        });
         let end = end.map_err(|source| self.start_error(source))?;
         self.ended(end)
     }
@@ -176,6 +184,11 @@ impl Prepared {
     /// fails, or if its ranks hang.
     pub fn look(&self, program: pid_t) {
         self.watch.look(program);
+    }
+
+    /// Returns the processes that outlive the program, and notes them for its record.
+    pub fn remaining(&self, program: pid_t) -> Vec<pid_t> {
+        self.watch.remaining(program)
     }
 
     /// Records the end of the program. Fails if a process ran without our library.

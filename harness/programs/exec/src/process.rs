@@ -160,8 +160,14 @@ impl HeldSignals {
     }
 
     /// Runs a command to its end. The caller must have no other children: all of them are ended.
-    /// Calls `look` with the process ID now and then.
-    pub fn run(self, command: &mut Command, mut look: impl FnMut(pid_t)) -> io::Result<End> {
+    /// Calls `look` with the process ID now and then, and `remaining` when the program has ended,
+    /// before processes that still run are ended.
+    pub fn run(
+        self,
+        command: &mut Command,
+        mut look: impl FnMut(pid_t),
+        remaining: impl FnOnce(pid_t),
+    ) -> io::Result<End> {
         adopt();
         // The program inherits the signal mask.
         let mut child = ending_with_us(command, Some(self.before), Signal::SIGTERM).spawn()?;
@@ -176,7 +182,12 @@ impl HeldSignals {
                 let _ = kill(Pid::from_raw(pid), signal);
             }
         };
-        end_all_children();
+        let ended = Instant::now();
+        while ended.elapsed() < GRACE[0] && children_left().is_some() {
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        remaining(pid);
+        end_all(Duration::ZERO, children_left);
         Ok(status.into())
     }
 
@@ -277,11 +288,13 @@ impl Started {
 
     /// Waits for its end. `give_up` receives the age of the run. If it returns `true`, kills the
     /// program with its descendants and returns `None`. Calls `look` with the process ID now and
-    /// then.
+    /// then. When the program has ended, `remaining` returns processes outside of its group that
+    /// are to be ended too.
     pub fn wait(
         self,
         mut give_up: impl FnMut(Duration) -> bool,
         mut look: impl FnMut(pid_t),
+        remaining: impl Fn(pid_t) -> Vec<pid_t>,
     ) -> io::Result<Option<End>> {
         let group = self.pid;
         let mut looked = Duration::ZERO;
@@ -298,11 +311,14 @@ impl Started {
         }
         // The group's ID stays valid until the child is waited for.
         let ended = Instant::now();
+        let mut left = remaining(group);
         while ended.elapsed() < GRACE[0]
-            && stats().any(|other| other.pid != group && other.pgrp == group)
+            && (!left.is_empty() || stats().any(|other| other.pid != group && other.pgrp == group))
         {
             std::thread::sleep(Duration::from_millis(10));
+            left = remaining(group);
         }
+        kill_all(&left);
         let _ = killpg(Pid::from_raw(group), Signal::SIGKILL);
         self.reap().map(Some)
     }

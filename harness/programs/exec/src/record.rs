@@ -11,9 +11,9 @@ use harness_gpu_settings::counters::{DeviceCounters, ProcessCounters};
 use harness_gpu_settings::{calls::Call, latency::Latency, ledger::Ledger, torch_statistics};
 use serde::Serialize;
 
-use crate::files::{numbered, own_ledger, read_lines};
+use crate::files::{HOOKED, numbered, own_ledger, read_lines};
 use crate::torch_record::{AdaptedEngine, Caller, PEAK_ALLOCATED, Statistics, TorchRecord};
-use crate::{errors::ErrorFrame, hang::Hang, machine::Machine, process::End, torch};
+use crate::{errors::ErrorFrame, hang::Hang, machine::Machine, outlived, process::End, torch};
 
 /// A run, as `--record` writes it.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -39,6 +39,10 @@ pub struct Record {
     /// is an error.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub different_sizes: Option<String>,
+    /// Processes that could use the GPU, or did, and still ran when the program had ended. They
+    /// were ended then.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub outlived: Vec<String>,
     /// The processes that used the GPU or imported torch, by process ID.
     pub processes: Vec<Process>,
     /// The first effect of a process outside of the program, such as `writes log.txt`. A second
@@ -240,6 +244,23 @@ impl Record {
         }
     }
 
+    /// Returns why figures of the program are unknown: a process was killed before it could report,
+    /// or outlived the program.
+    pub fn unreported(&self) -> Option<String> {
+        let killed = self.processes.iter().find_map(Process::unreported);
+        killed.or_else(|| self.of_outlived().next())
+    }
+
+    /// Describes each process that outlived the program.
+    pub(crate) fn of_outlived(&self) -> impl Iterator<Item = String> {
+        self.outlived.iter().map(|process| {
+            format!(
+                "{process} still ran when the program had ended, and was ended too, so its later \
+                 use of the GPU is unknown"
+            )
+        })
+    }
+
     /// Describes each engine that was not tested or could not be adapted, once.
     pub fn warnings_of_engines(&self) -> BTreeSet<String> {
         let torches = self.used().filter_map(|process| process.torch.as_ref());
@@ -434,6 +455,7 @@ impl Record {
             host_ahead: None,
             hang,
             different_sizes,
+            outlived: outlived::read(run)?,
             processes,
             effect,
             is_watched,
@@ -538,9 +560,8 @@ impl Process {
     }
 }
 
-/// The beginnings of the names of files that the hook writes for each process: the parent process
-/// and the imported frameworks, and the first effect that a second run would repeat.
-const HOOKED: &str = "python-";
+/// The begin of the names of files that the hook writes for each process: the first effect that a
+/// second run would repeat.
 const EFFECT: &str = "effect-";
 
 impl DeviceRecord {

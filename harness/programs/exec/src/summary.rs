@@ -47,6 +47,7 @@ fn simulated(record: &Record, settings: &Settings) -> String {
         }
     }
     text += &hang(record);
+    text += &outlived(record);
     text += &how_it_ended(record);
     text += &missing_package(record, settings);
     text += &slow_calls(record, &settings.latencies);
@@ -190,6 +191,7 @@ fn limited(record: &Record, name: &str, limits: &Limits) -> String {
     );
     let mut text = format!("{} ({name}): {memory}\n", record.gpu);
     text += &of_processes(record, false, &record.gpu);
+    text += &outlived(record);
     text += &how_it_ended(record);
     text += &slow_calls(record, &limits.latencies);
     text += "real: GPU, driver, CUDA and torch; reserved bytes and the limit exclude the CUDA \
@@ -300,6 +302,10 @@ fn hang(record: &Record) -> String {
         );
     }
     text
+}
+
+fn outlived(record: &Record) -> String {
+    record.of_outlived().map(|line| line + "\n").collect()
 }
 
 /// Names the exit code, the signal that ended the program, or the signal that ended a process whose

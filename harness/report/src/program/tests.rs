@@ -89,6 +89,7 @@ fn run() -> (Record, Machine, Vec<ProgramTimeline>) {
         settings: settings.to_string(),
         hang: None,
         different_sizes: None,
+        outlived: Vec::new(),
         host_ahead: None,
         effect: None,
         is_watched: true,

@@ -71,6 +71,7 @@ fn record(processes: Vec<Process>) -> (Record, Settings) {
             peak_held: vec![7 << 30],
             hang: None,
             different_sizes: None,
+            outlived: Vec::new(),
             host_ahead: None,
             effect: None,
             is_watched: true,

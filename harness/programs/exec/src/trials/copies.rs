@@ -13,13 +13,10 @@ use std::{fs, path::PathBuf, process, thread, time::Duration};
 use harness_gpu_settings::settings::{UNLOADED, Values};
 
 use super::{OUTPUTS, Observed, Trial};
-use crate::files::hook_folder;
+use crate::files::{COPIES, hook_folder};
 use crate::launch::{EndedProgram, Launch, Prepared};
 use crate::{machine::Machine, process::Started};
 
-/// The variable with the process ID of harness, a module to import early, and the path of the
-/// socket.
-const VARIABLE: &str = "HARNESS_GPU_COPIES";
 const SCRIPT: &str = include_str!("../copies.py");
 /// How long a template may take to fork.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -124,7 +121,7 @@ impl Copies {
         let listener = UnixListener::bind(&socket)
             .and_then(|listener| listener.set_nonblocking(true).map(|()| listener));
         prepared.command.env(
-            VARIABLE,
+            COPIES,
             format!("{}:{early}:{}", process::id(), socket.display()),
         );
         let started = Started::start(&mut prepared.command)?;

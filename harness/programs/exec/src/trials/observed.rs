@@ -174,7 +174,7 @@ impl Observed {
             allocated_at_end: allocated_at_end(record),
             retries: sum("num_alloc_retries"),
             ooms: reports(record).map(TorchRecord::ooms).sum(),
-            unreported: processes.iter().find_map(Process::unreported),
+            unreported: record.unreported(),
             driver_calls: devices().map(|device| device.mallocs + device.frees).sum(),
             submitted: processes.iter().map(|process| process.submitted).sum(),
             reads_free_memory: processes.iter().any(|process| process.reads_free_memory),

@@ -140,7 +140,11 @@ impl Runner<'_> {
         };
         let started = started.map_err(|source| prepared.start_error(source))?;
         let end = started
-            .wait(give_up, |program| prepared.watch.look(program))
+            .wait(
+                give_up,
+                |program| prepared.watch.look(program),
+                |program| prepared.watch.remaining(program),
+            )
             .map_err(|source| prepared.start_error(source))?;
         if end.is_none() && self.stop.load(Ordering::Relaxed) {
             return Ok(None);

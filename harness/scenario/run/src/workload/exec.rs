@@ -248,7 +248,11 @@ fn run_prepared(
     // If `pause` failed, dropping `started` kills the program.
     let end = paused.and_then(|()| {
         started
-            .wait(give_up, |program| prepared.look(program))
+            .wait(
+                give_up,
+                |program| prepared.look(program),
+                |program| prepared.remaining(program),
+            )
             .map_err(|error| stop(&error))
     });
     ctx.rig.running_programs -= 1;

@@ -107,7 +107,7 @@ impl Squeeze {
             if self.format == Format::Json {
                 command.stdout(io::stderr());
             }
-            let ended = signals.run(&mut command, |_| (), |_| ());
+            let ended = signals.run(&mut command, |_| (), |_| Vec::new());
             let took = began.elapsed();
             // Wakes the watcher, which releases the memory of the GPU.
             drop(stop);

@@ -277,18 +277,19 @@ impl World {
              }}\nallocators: [expandable]\nsteps:\n{steps}"
             ),
         );
-        Ran::of(
-            self.harness()
-                .args([
-                    "run",
-                    "scenarios/test.yaml",
-                    "--device",
-                    "sim",
-                    "--no-report",
-                ])
-                .output()
-                .unwrap(),
-        )
+        self.run_written_scenario(&[])
+    }
+
+    fn run_written_scenario(&self, options: &[&str]) -> Ran {
+        let mut harness = self.harness();
+        harness.args([
+            "run",
+            "scenarios/test.yaml",
+            "--device",
+            "sim",
+            "--no-report",
+        ]);
+        Ran::of(harness.args(options).output().unwrap())
     }
 
     /// Runs a scenario on a GPU. The driver and NVML are those of a simulated GPU with 8 GiB, which
@@ -3546,17 +3547,7 @@ steps:
       - exec: { id: other, command: [python3, other.py] }
 ",
     );
-    let mut harness = world.harness();
-    harness.args([
-        "run",
-        "scenarios/test.yaml",
-        "--device",
-        "sim",
-        "--no-report",
-        "--format",
-        "json",
-    ]);
-    let ran = Ran::of(harness.output().unwrap());
+    let ran = world.run_written_scenario(&["--format", "json"]);
     let document: serde_json::Value =
         serde_json::from_str(&ran.out).unwrap_or_else(|error| panic!("{error}: {}", ran.err));
     let processes = &document["runs"][0]["processes"];
@@ -3607,21 +3598,7 @@ fn a_failed_program_is_shown_with_its_last_lines_and_a_reproducing_command(world
             "| torch.OutOfMemoryError: CUDA out of memory.\n",
         ],
     );
-    let mut as_json = world.harness();
-    let json = Ran::of(
-        as_json
-            .args([
-                "run",
-                "scenarios/test.yaml",
-                "--device",
-                "sim",
-                "--no-report",
-                "--format",
-                "json",
-            ])
-            .output()
-            .unwrap(),
-    );
+    let json = world.run_written_scenario(&["--format", "json"]);
     let again = "cd scenarios && CODE=5 harness exec --gpu h100-80 --memory 1073741824B \
          --alloc-conf expandable_segments:True -- python3 asks.py 2000";
     assert!(json.out.contains(again), "{}", json.out);

@@ -35,8 +35,8 @@ struct Function {
     result: u64,
     /// Its name says that it changes no memory of a device.
     only_describes: bool,
-    /// The library whose work it does. That of other functions does not count.
-    library: Option<&'static str>,
+    /// The library for which it submits work.
+    submits_for: Option<&'static str>,
 }
 
 /// Beginnings of the names of functions that submit work.
@@ -124,7 +124,7 @@ unsafe extern "C" fn answer(stub: *const Stub, registers: *const u64, stack: *co
             *stack.add(place - 6)
         }
     };
-    if let Some(library) = function.library {
+    if let Some(library) = function.submits_for {
         world::machine().submit_for_library(function.stream(library, argument));
     }
     let mut result = function.result;
@@ -224,7 +224,7 @@ fn known(name: &CStr) -> &'static Function {
                 effects: Vec::new(),
                 result,
                 only_describes: false,
-                library: library(name.to_str().unwrap_or_default(), false),
+                submits_for: library(name.to_str().unwrap_or_default(), false),
             }))
         },
         |index| &functions[index],
@@ -262,7 +262,7 @@ impl Function {
             effects: effects.collect(),
             result: 0,
             only_describes,
-            library: library(name, only_describes),
+            submits_for: library(name, only_describes),
         }
     }
 

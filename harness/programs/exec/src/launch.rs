@@ -169,7 +169,7 @@ impl Prepared {
         }
         let end = HeldSignals::hold().and_then(|signals| {
             let watch = &self.watch;
-            let remaining = |program| drop(watch.remaining(program));
+            let remaining = |program| watch.remaining(program);
             signals.run(&mut self.command, |program| watch.look(program), remaining)
         });
         let end = end.map_err(|source| self.start_error(source))?;

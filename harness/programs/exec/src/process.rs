@@ -14,7 +14,7 @@ use nix::sys::resource::{Resource, getrlimit};
 use nix::sys::signal::{self, SigSet, SigmaskHow, Signal, kill, killpg};
 use nix::sys::wait::{Id, WaitPidFlag, WaitStatus, waitid, waitpid};
 use nix::unistd::{Pid, getpid, getppid};
-use procfs::process::Process;
+use procfs::process::{Process, Stat};
 
 /// Returns whether a program that had this process's standard input would find nothing in it, or
 /// not its beginning: a file that was read, or a pipe whose writer has ended.
@@ -49,6 +49,9 @@ const PASSED_ON: [Signal; 6] = [
 ];
 /// How long remaining processes may take to end by themselves, and then after SIGTERM.
 const GRACE: [Duration; 2] = [Duration::from_millis(500), Duration::from_secs(3)];
+/// The first of these times if processes remain that could use the GPU. On a busy machine, they may
+/// be about to end.
+const GRACE_WITH_GPU: Duration = Duration::from_secs(2);
 
 /// The time between two looks at a running program.
 const LOOK: Duration = Duration::from_millis(250);
@@ -160,13 +163,13 @@ impl HeldSignals {
     }
 
     /// Runs a command to its end. The caller must have no other children: all of them are ended.
-    /// Calls `look` with the process ID now and then, and `remaining` when the program has ended,
-    /// before processes that still run are ended.
+    /// Calls `look` with the process ID now and then. When the program has ended, `remaining`
+    /// returns the processes that could use the GPU and still run.
     pub fn run(
         self,
         command: &mut Command,
         mut look: impl FnMut(pid_t),
-        remaining: impl FnOnce(pid_t),
+        remaining: impl Fn(pid_t) -> Vec<pid_t>,
     ) -> io::Result<End> {
         adopt();
         // The program inherits the signal mask.
@@ -183,7 +186,11 @@ impl HeldSignals {
             }
         };
         let ended = Instant::now();
-        while ended.elapsed() < GRACE[0] && children_left().is_some() {
+        let has_time = || match ended.elapsed() {
+            age if age < GRACE[0] => true,
+            age => age < GRACE_WITH_GPU && !remaining(pid).is_empty(),
+        };
+        while children_left().is_some() && has_time() {
             std::thread::sleep(Duration::from_millis(5));
         }
         remaining(pid);
@@ -312,9 +319,11 @@ impl Started {
         // The group's ID stays valid until the child is waited for.
         let ended = Instant::now();
         let mut left = remaining(group);
-        while ended.elapsed() < GRACE[0]
-            && (!left.is_empty() || stats().any(|other| other.pid != group && other.pgrp == group))
-        {
+        let is_in_group = |other: Stat| other.pid != group && other.pgrp == group;
+        while match ended.elapsed() {
+            age if age < GRACE[0] => !left.is_empty() || stats().any(is_in_group),
+            age => age < GRACE_WITH_GPU && !left.is_empty(),
+        } {
             std::thread::sleep(Duration::from_millis(10));
             left = remaining(group);
         }
@@ -461,6 +470,6 @@ pub(crate) fn processes() -> impl Iterator<Item = Process> {
         .flatten()
 }
 
-fn stats() -> impl Iterator<Item = procfs::process::Stat> {
+fn stats() -> impl Iterator<Item = Stat> {
     processes().filter_map(|process| process.stat().ok())
 }

@@ -560,8 +560,8 @@ impl Process {
     }
 }
 
-/// The begin of the names of files that the hook writes for each process: the first effect that a
-/// second run would repeat.
+/// The beginning of the names of files that the hook writes for each process: the first effect that
+/// a second run would repeat.
 const EFFECT: &str = "effect-";
 
 impl DeviceRecord {

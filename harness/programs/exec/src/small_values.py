@@ -21,7 +21,7 @@ _OPEN_RESULTS = {"_linalg_svd": (0, 2), "_linalg_eigh": (1,), "_embedding_bag": 
 _TIED = "sort", "topk", "kthvalue", "median", "nanmedian"
 _WRITING = "scatter", "index_copy", "index_put", "_index_put_impl", "_unsafe_index_put", "put"
 _SUMMING = "index_add", "index_reduce", "scatter_add", "scatter_reduce", "embedding_dense_backward"
-_CASTING = "copy_", "_to_copy"
+_CASTING = "copy_", "_to_copy", "_foreach_copy_"
 _SCANNING = "cumsum", "cumprod", "logcumsumexp"
 _TIES, _WRITES, _SUMS, _CASTS, _SCANS = range(1, 6)
 # They write no values.

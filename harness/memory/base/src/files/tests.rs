@@ -64,18 +64,22 @@ fn pipes_and_devices_are_written_to_and_links_are_followed() -> io::Result<()> {
     Ok(())
 }
 
+/// Makes a named pipe, a link to `target`, and a socket.
+fn special_files(folder: &Path, target: &str) -> io::Result<[PathBuf; 3]> {
+    let made = ["pipe", "link", "socket"].map(|name| folder.join(name));
+    let [pipe, link, socket] = &made;
+    let status = std::process::Command::new("mkfifo").arg(pipe).status()?;
+    assert!(status.success());
+    std::os::unix::fs::symlink(target, link)?;
+    // The file stays when the listener is closed.
+    drop(std::os::unix::net::UnixListener::bind(socket)?);
+    Ok(made)
+}
+
 #[test]
 fn a_pipe_or_device_is_refused_without_a_wait_unless_this_process_has_it_open() -> io::Result<()> {
     let folder = tempfile::tempdir()?;
-    let [pipe, link, socket] = ["pipe", "link", "socket"].map(|name| folder.path().join(name));
-    assert!(
-        std::process::Command::new("mkfifo")
-            .arg(&pipe)
-            .status()?
-            .success()
-    );
-    std::os::unix::fs::symlink("/dev/zero", &link)?;
-    let _socket = std::os::unix::net::UnixListener::bind(&socket)?;
+    let [pipe, link, socket] = special_files(folder.path(), "/dev/zero")?;
     for (path, why) in [
         (pipe.as_path(), "this is a named pipe, not a file"),
         (&link, "this is a device, not a file"),
@@ -96,16 +100,8 @@ fn a_pipe_or_device_is_refused_without_a_wait_unless_this_process_has_it_open() 
 #[test]
 fn an_output_that_would_wait_is_refused_unless_this_process_has_it_open() -> io::Result<()> {
     let folder = tempfile::tempdir()?;
-    let [pipe, link, socket, kept] =
-        ["pipe", "link", "socket", "kept"].map(|name| folder.path().join(name));
-    assert!(
-        std::process::Command::new("mkfifo")
-            .arg(&pipe)
-            .status()?
-            .success()
-    );
-    std::os::unix::fs::symlink("pipe", &link)?;
-    let _socket = std::os::unix::net::UnixListener::bind(&socket)?;
+    let [pipe, link, socket] = special_files(folder.path(), "pipe")?;
+    let kept = folder.path().join("kept");
     for (path, why) in [
         (pipe.as_path(), "this is a named pipe, not a file"),
         (&link, "this is a named pipe, not a file"),

@@ -288,14 +288,25 @@ const fn integer(scalar_type: i32) -> Option<(i32, bool)> {
     }
 }
 
-/// Returns whether `copy_` or `_to_copy` converts a number that its integer type cannot hold.
+/// Returns whether `copy_`, `_foreach_copy_` or `_to_copy` converts a number that its integer type
+/// cannot hold.
 fn casts_beyond(known: &Known, state: &State, arguments: &[Value]) -> bool {
-    let (source, to) = match arguments {
-        [to, source, ..] if source.tag == TENSOR => (source, known.scalar_type(to)),
-        [source, to, ..] if to.tag == INT => (source, to.payload as i32),
-        _ => return false,
-    };
-    let from = known.scalar_type(source);
+    match arguments {
+        [source, to, ..] if to.tag == INT => holds_beyond(known, state, source, to.payload as i32),
+        [to, source, ..] => {
+            let pairs = (known.elements_of(to).iter()).zip(known.elements_of(source));
+            pairs
+                .filter(|(to, source)| to.tag == TENSOR && source.tag == TENSOR)
+                .any(|(to, source)| holds_beyond(known, state, source, known.scalar_type(to)))
+        }
+        _ => false,
+    }
+}
+
+/// Returns whether a tensor has a floating-point number that an integer type cannot hold. Without
+/// known elements, nothing is computed.
+fn holds_beyond(known: &Known, state: &State, tensor: &Value, to: i32) -> bool {
+    let from = known.scalar_type(tensor);
     let is_float = [FLOAT16, BFLOAT16, FLOAT32, FLOAT64].contains(&from);
     let Some((bits, has_sign)) = integer(to).filter(|_| is_float) else {
         return false;
@@ -304,8 +315,7 @@ fn casts_beyond(known: &Known, state: &State, arguments: &[Value]) -> bool {
         true => (-2f64.powi(bits - 1), 2f64.powi(bits - 1)),
         false => (0.0, 2f64.powi(bits)),
     };
-    // Without known elements, nothing is computed.
-    Elements::of(known, state, source).is_some_and(|elements| {
+    Elements::of(known, state, tensor).is_some_and(|elements| {
         let mut numbers = elements.all().map(|element| number(element, from).trunc());
         numbers.any(|number| !(least..limit).contains(&number))
     })

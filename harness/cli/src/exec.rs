@@ -200,9 +200,10 @@ pub(super) struct Exec {
     fail: Vec<Fault>,
     /// Delay each call of a function, as in `cudaFree:3ms`. The functions are cudaMalloc,
     /// cuMemCreate, cudaMallocAsync, cudaHostAlloc, cudaFree, cudaFreeAsync and cuMemUnmap,
-    /// including their driver equivalents. `any` means those that allocate device memory, `all`
-    /// means all of them. The program really waits, and event times include the delay. May be
-    /// repeated. The exit code is 1 if the program never makes such a call.
+    /// including their driver equivalents, and cudaGraphLaunch if a graph needs more memory. `any`
+    /// means those that allocate device memory, `all` means all of them. The program really waits,
+    /// and event times include the delay. May be repeated. The exit code is 1 if the program never
+    /// makes such a call.
     #[arg(long, value_name = "CALL:DURATION")]
     latency: Vec<Latency>,
     /// Settings of PyTorch's allocator in the format of PYTORCH_ALLOC_CONF. If the option is

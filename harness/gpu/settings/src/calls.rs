@@ -25,14 +25,19 @@ named_enum! {
         CufftPlan = "cufftXtMakePlanMany",
         /// All functions of the driver that load a module or a library.
         ModuleLoad = "cuModuleLoadData",
+        /// A launch or an upload of a graph that needs more physical memory.
+        GraphLaunch = "cudaGraphLaunch",
     }
 }
 
 impl Call {
-    /// Returns whether it is a driver's or runtime's request for device memory, which PyTorch's
+    /// Returns whether it is a driver's or runtime's request for device memory, as PyTorch's
     /// allocator makes.
     pub const fn requests_device_memory(self) -> bool {
-        matches!(self, Self::Malloc | Self::Create | Self::MallocAsync)
+        matches!(
+            self,
+            Self::Malloc | Self::Create | Self::MallocAsync | Self::GraphLaunch
+        )
     }
 
     /// Returns whether it creates a handle, a plan or a module, which takes memory besides that of

@@ -50,6 +50,7 @@ mod dnn;
 mod driver;
 mod entry_points;
 mod execution;
+mod graph_memory;
 mod handles;
 mod hook;
 mod host;

@@ -20,6 +20,7 @@ use harness_allocator::units::{Bytes, Nanos};
 
 use crate::clock::{Streams, captures::is_any_active, work::Submitted};
 use crate::code::{Code, on_error};
+use crate::graph_memory::GraphMemory;
 use crate::loaded::Loaded;
 use crate::memory::{DeviceMemory, FIRST_ADDRESS, device_of};
 use crate::opened::{Handle, Opened};
@@ -73,6 +74,7 @@ pub(crate) struct State {
     /// Descriptions of arrays by handle.
     pub(crate) arrays: BTreeMap<usize, ArrayDescriptor>,
     pub(crate) pools: Pools,
+    pub(crate) graph_memory: GraphMemory,
     pub(crate) contexts: Contexts,
     pub(crate) loaded: Loaded,
     /// Pairs of devices: the first may access the memory of the second.
@@ -195,6 +197,7 @@ impl Machine {
             symbols: BTreeMap::new(),
             arrays: BTreeMap::new(),
             pools: Pools::new(visible.len()),
+            graph_memory: GraphMemory::default(),
             contexts: Contexts::default(),
             loaded: Loaded::default(),
             peers: BTreeSet::new(),
@@ -449,6 +452,7 @@ impl State {
         self.host.free_all_managed(|charge| !is_elsewhere(charge));
         self.streams.reset(index);
         self.pools.reset(index);
+        self.graph_memory.reset(index, is_elsewhere);
         self.copied.forget_device(is_elsewhere);
         self.loaded.forget_variables(is_elsewhere);
         self.symbols.retain(|(device, _), _| *device != index);

@@ -155,6 +155,39 @@ unsafe extern "C" {
         kind: *const c_int,
     ) -> c_int;
     fn cuGraphNodeGetType(node: usize, kind: *mut c_int) -> c_int;
+    fn cudaStreamCreateWithFlags(stream: *mut usize, flags: c_uint) -> c_int;
+    fn cudaGraphAddMemAllocNode(
+        node: *mut usize,
+        graph: usize,
+        dependencies: *const usize,
+        count: usize,
+        parameters: *mut AllocationParameters,
+    ) -> c_int;
+    fn cudaGraphAddMemFreeNode(
+        node: *mut usize,
+        graph: usize,
+        dependencies: *const usize,
+        count: usize,
+        address: usize,
+    ) -> c_int;
+    fn cudaGraphAddChildGraphNode(
+        node: *mut usize,
+        graph: usize,
+        dependencies: *const usize,
+        count: usize,
+        child: usize,
+    ) -> c_int;
+    fn cuGraphMemAllocNodeGetParams(node: usize, parameters: *mut AllocationParameters) -> c_int;
+    fn cuGraphMemFreeNodeGetParams(node: usize, address: *mut usize) -> c_int;
+    fn cudaGraphGetNodes(graph: usize, nodes: *mut usize, count: *mut usize) -> c_int;
+    fn cudaGraphGetRootNodes(graph: usize, nodes: *mut usize, count: *mut usize) -> c_int;
+    fn cudaGraphClone(clone: *mut usize, graph: usize) -> c_int;
+    fn cudaGraphInstantiate(executable: *mut usize, graph: usize, flags: u64) -> c_int;
+    fn cudaGraphUpload(executable: usize, stream: usize) -> c_int;
+    fn cudaGraphLaunch(executable: usize, stream: usize) -> c_int;
+    fn cudaGraphExecDestroy(executable: usize) -> c_int;
+    fn cudaDeviceGraphMemTrim(device: c_int) -> c_int;
+    fn cudaDeviceGetGraphMemAttribute(device: c_int, attribute: c_int, value: *mut u64) -> c_int;
 }
 
 /// `cudaMemPoolProps`: pinned memory of the first device.
@@ -197,6 +230,8 @@ const INVALID_VALUE: c_int = 1;
 struct Run {
     folder: TempDir,
     values: Values,
+    /// Calls to fail, as for `--fail`.
+    fail: Option<&'static str>,
 }
 
 impl Run {
@@ -206,6 +241,7 @@ impl Run {
         Self {
             folder,
             values: Values::Zeros,
+            fail: None,
         }
     }
 
@@ -214,6 +250,11 @@ impl Run {
         let settings = Settings {
             devices: 2,
             values: self.values,
+            faults: self
+                .fail
+                .iter()
+                .map(|fault| fault.parse().unwrap())
+                .collect(),
             ..Settings::new(&GPUS[0], Bytes::gib(1))
         };
         let mut command = Command::new(env::current_exe().unwrap());
@@ -1070,6 +1111,191 @@ fn a_node_lives_as_long_as_its_graph_and_one_with_graphs_is_not_supported() {
         }
     }
     assert!(seen.len() < 128, "nodes are freed with their graph");
+}
+
+/// The graphs of the test programs have memory of the first device.
+#[repr(C)]
+struct AllocationParameters {
+    properties: PoolProperties,
+    access: [usize; 2],
+    size: usize,
+    address: usize,
+}
+
+/// The memory of the first device for graphs, in MiB: what is mapped and what is reserved.
+fn graph_memory() -> [u64; 2] {
+    [0, 2].map(|attribute| {
+        let mut value = u64::MAX;
+        // SAFETY: the place is valid.
+        let code = unsafe { cudaDeviceGetGraphMemAttribute(0, attribute, &raw mut value) };
+        assert_eq!(code, 0);
+        value >> 20
+    })
+}
+
+/// Adds an allocation to a graph. Returns the node and the address.
+fn allocate_in(graph: usize, size: usize) -> (usize, usize) {
+    let mut parameters = AllocationParameters {
+        properties: PoolProperties::new(0, 0),
+        access: [0; 2],
+        size,
+        address: 0,
+    };
+    let (mut node, mut got) = (0, 0);
+    // SAFETY: the places are valid.
+    unsafe {
+        let place = &raw mut parameters;
+        let code = cudaGraphAddMemAllocNode(&raw mut node, graph, ptr::null(), 0, place);
+        assert_eq!(code, 0);
+        let address = parameters.address;
+        parameters.address = 0;
+        assert_eq!(cuGraphMemAllocNodeGetParams(node, &raw mut parameters), 0);
+        assert_eq!((parameters.address, parameters.size), (address, size));
+        let refused = cuGraphMemFreeNodeGetParams(node, &raw mut got);
+        assert_eq!(refused, INVALID_VALUE, "it allocates");
+    }
+    (node, parameters.address)
+}
+
+/// A graph that allocates, and frees if the program says so; and its instantiation.
+fn instantiated(size: usize, frees: bool) -> (usize, usize, usize) {
+    let (mut graph, mut executable, mut free, mut freed) = (0, 0, 0, 0);
+    // SAFETY: the places are valid.
+    unsafe {
+        assert_eq!(cudaGraphCreate(&raw mut graph, 0), 0);
+        let (node, address) = allocate_in(graph, size);
+        if frees {
+            let code = cudaGraphAddMemFreeNode(&raw mut free, graph, &raw const node, 1, address);
+            assert_eq!(code, 0);
+            assert_eq!(cuGraphMemFreeNodeGetParams(free, &raw mut freed), 0);
+            assert_eq!(freed, address);
+            let (mut nodes, mut count, mut roots) = ([7; 3], 3, 0);
+            assert_eq!(
+                cudaGraphGetNodes(graph, nodes.as_mut_ptr(), &raw mut count),
+                0
+            );
+            assert_eq!((nodes, count), ([node, free, 0], 2));
+            assert_eq!(
+                cudaGraphGetRootNodes(graph, ptr::null_mut(), &raw mut roots),
+                0
+            );
+            assert_eq!(roots, 1);
+        }
+        assert_eq!(cudaGraphInstantiate(&raw mut executable, graph, 0), 0);
+        (graph, executable, address)
+    }
+}
+
+#[test]
+fn graphs_in_one_stream_share_their_memory_which_stays_until_a_trim() {
+    const TEST: &str = "graphs_in_one_stream_share_their_memory_which_stays_until_a_trim";
+    if !is_program(TEST) {
+        return Run::new().passes(TEST);
+    }
+    let (mut stream, mut place) = (0, 0);
+    let graphs = [(); 2].map(|()| instantiated(64 * MIB, true));
+    let [first, second] = graphs.map(|(_, executable, _)| executable);
+    // SAFETY: the places are valid, and each graph is destroyed once.
+    unsafe {
+        assert_eq!(cudaStreamCreateWithFlags(&raw mut stream, 1), 0);
+        assert_eq!((graph_memory(), free_memory()), ([0; 2], 1024 * MIB));
+        for executable in [first, first, second] {
+            assert_eq!(cudaGraphLaunch(executable, stream), 0);
+            assert_eq!((graph_memory(), free_memory()), ([64; 2], 960 * MIB));
+        }
+        assert_eq!(cudaGraphLaunch(first, 0), 0);
+        assert_eq!(graph_memory(), [128; 2], "both may run at once");
+        let whole = malloc(960 * MIB);
+        assert_eq!(whole.0, 2, "the memory is reserved");
+        assert_eq!(cudaDeviceGraphMemTrim(0), 0);
+        assert_eq!(graph_memory(), [128; 2], "the host has not waited");
+        let refused = [
+            cudaGraphInstantiate(&raw mut place, graphs[0].0, 0),
+            cudaGraphClone(&raw mut place, graphs[0].0),
+            cudaGraphAddChildGraphNode(&raw mut place, graphs[1].0, ptr::null(), 0, graphs[0].0),
+        ];
+        assert_eq!(refused, [INVALID_VALUE; 3]);
+        for (graph, executable, _) in graphs {
+            assert_eq!(cudaGraphExecDestroy(executable), 0);
+            assert_eq!(cudaGraphDestroy(graph), 0);
+        }
+        assert_eq!(graph_memory(), [0, 128]);
+        assert_eq!(cudaDeviceSynchronize(), 0);
+        assert_eq!(cudaDeviceGraphMemTrim(0), 0);
+    }
+    assert_eq!((graph_memory(), free_memory()), ([0; 2], 1024 * MIB));
+}
+
+#[test]
+fn a_captured_allocation_lives_from_a_launch_to_its_free() {
+    const TEST: &str = "a_captured_allocation_lives_from_a_launch_to_its_free";
+    const RANGE: (c_int, c_int) = (11, 12);
+    if !is_program(TEST) {
+        return Run::new().passes(TEST);
+    }
+    let (mut stream, mut graph, mut executable) = (0, 0, 0);
+    let (mut temporary, mut kept, mut start, mut size) = (0, 0, 0_usize, 0_usize);
+    let (_, other) = malloc(MIB);
+    // SAFETY: the places are valid, and each graph is destroyed once.
+    unsafe {
+        assert_eq!(cudaStreamCreateWithFlags(&raw mut stream, 1), 0);
+        assert_eq!(cudaStreamBeginCapture(stream, 0), 0);
+        assert_eq!(cudaMallocAsync(&raw mut temporary, 8 * MIB, stream), 0);
+        assert_eq!(cudaFreeAsync(temporary, stream), 0);
+        assert_eq!(cudaMallocAsync(&raw mut kept, 8 * MIB, stream), 0);
+        assert_eq!(kept, temporary, "the address is free again");
+        assert_eq!(cudaFreeAsync(other, stream), INVALID_VALUE, "of no graph");
+        assert_eq!(cudaStreamEndCapture(stream, &raw mut graph), 0);
+        assert_eq!(cudaGraphInstantiate(&raw mut executable, graph, 0), 0);
+        assert_eq!(cudaGraphDestroy(graph), 0);
+        assert_eq!(cudaFreeAsync(kept, stream), INVALID_VALUE, "not launched");
+        assert_eq!(cudaGraphLaunch(executable, stream), 0);
+        assert_eq!(cudaGraphLaunch(executable, stream), INVALID_VALUE);
+        let (first, second) = RANGE;
+        assert_eq!(
+            cuPointerGetAttribute((&raw mut start).cast(), first, kept + 5),
+            0
+        );
+        assert_eq!(
+            cuPointerGetAttribute((&raw mut size).cast(), second, kept + 5),
+            0
+        );
+        assert_eq!((start, size), (kept, 8 * MIB));
+        assert_eq!(cudaFreeAsync(kept, stream), 0);
+        assert_eq!(cudaGraphLaunch(executable, stream), 0);
+        assert_eq!(cudaGraphExecDestroy(executable), 0);
+        assert_eq!(cudaDeviceSynchronize(), 0);
+        assert_eq!(cudaDeviceGraphMemTrim(0), 0);
+        assert_eq!(graph_memory(), [32; 2], "destruction frees nothing");
+        assert_eq!((cudaFree(kept), cudaFree(kept)), (0, INVALID_VALUE));
+        assert_eq!((cudaDeviceGraphMemTrim(0), graph_memory()), (0, [0; 2]));
+    }
+}
+
+#[test]
+fn a_launch_or_an_upload_runs_out_of_memory_and_can_be_failed() {
+    const TEST: &str = "a_launch_or_an_upload_runs_out_of_memory_and_can_be_failed";
+    if !is_program(TEST) {
+        let run = Run {
+            fail: Some("cudaGraphLaunch:1"),
+            ..Run::new()
+        };
+        run.passes(TEST);
+        let device = run.counters()[0].devices[0];
+        assert_eq!((device.mallocs, device.failed, device.injected), (4, 2, 1));
+        assert_eq!(device.peak, Bytes::mib(832));
+        return;
+    }
+    let [large, small] = [1024, 64].map(|size| instantiated(size * MIB, true).1);
+    // SAFETY: the graphs are instantiated.
+    unsafe {
+        assert_eq!((cudaGraphUpload(small, 0), graph_memory()), (2, [0; 2]));
+        assert_eq!((cudaGraphUpload(small, 0), graph_memory()), (0, [64; 2]));
+        assert_eq!((cudaGraphLaunch(small, 0), graph_memory()), (0, [64; 2]));
+        assert_eq!(malloc(768 * MIB).0, 0);
+        // 960 MiB besides the memory of the other graph, which is in the same stream.
+        assert_eq!((cudaGraphLaunch(large, 0), graph_memory()), (2, [64; 2]));
+    }
 }
 
 #[test]

@@ -27,7 +27,7 @@ fn errors_list_the_accepted_latencies() {
             .to_string()
     };
     let calls = "write cudaMalloc, cuMemCreate, cudaMallocAsync, cudaHostAlloc, cudaFree, \
-         cudaFreeAsync, cuMemUnmap, any, all";
+         cudaFreeAsync, cuMemUnmap, cudaGraphLaunch, any, all";
     assert_eq!(
         message("cudaMemcpy:3ms"),
         format!("`cudaMemcpy` is not a call that can be delayed: {calls}")

@@ -57,7 +57,7 @@ fn errors_list_the_accepted_settings() {
         "`cudaFree` is not a call that can fail: write cudaMalloc, cuMemCreate, cudaMallocAsync, \
          cudaHostAlloc, \
          cublasCreate, cudnnCreate, cusolverDnCreate, cusparseCreate, cufftXtMakePlanMany, \
-         cuModuleLoadData, any"
+         cuModuleLoadData, cudaGraphLaunch, any"
     );
     assert_eq!(
         message("cudaMalloc:0"),

@@ -8,6 +8,7 @@
 //! except where the manual says otherwise.
 
 use std::cell::Cell;
+use std::collections::BTreeSet;
 use std::ffi::{c_int, c_uint};
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
@@ -82,6 +83,42 @@ pub(super) struct Place {
     /// The number of the capture.
     id: u64,
     before: Work,
+}
+
+/// The place of a node in a graph.
+#[derive(Clone, Debug)]
+pub(crate) enum Position {
+    /// A node of the program, and the frees that come before it.
+    Node { node: usize, after: BTreeSet<usize> },
+    /// The last call of a stream in a capture, and the work that comes before its end.
+    Captured {
+        capture: u64,
+        stream: usize,
+        before: Work,
+    },
+}
+
+impl Position {
+    /// Returns whether the node of a free ends before another node begins.
+    pub(crate) fn is_before(&self, other: &Self) -> bool {
+        match (self, other) {
+            (Self::Node { node, .. }, Self::Node { after, .. }) => after.contains(node),
+            (
+                Self::Captured {
+                    capture,
+                    stream,
+                    before,
+                },
+                Self::Captured {
+                    capture: of_other,
+                    before: other,
+                    ..
+                },
+            ) => capture == of_other && before.get(stream) <= other.get(stream),
+            (Self::Node { .. }, Self::Captured { .. })
+            | (Self::Captured { .. }, Self::Node { .. }) => false,
+        }
+    }
 }
 
 #[derive(Debug)]
@@ -366,6 +403,18 @@ impl Streams {
     /// The graph of an active capture.
     pub(crate) fn graph_of(&self, capture: u64) -> Option<usize> {
         self.captures.get(&capture)?.graph
+    }
+
+    /// The graph of the capture in a stream, and the position of the stream's last call.
+    pub(crate) fn position(&self, handle: usize, current: usize) -> Option<(usize, Position)> {
+        let stream = key(handle, current);
+        let Place { id, before } = self.place(stream)?;
+        let position = Position::Captured {
+            capture: *id,
+            stream,
+            before: before.clone(),
+        };
+        Some((self.graph_of(*id)?, position))
     }
 
     /// Makes the capture in a stream add to a graph.

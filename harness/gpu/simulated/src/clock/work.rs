@@ -9,7 +9,7 @@ use super::{HANDLES, PER_THREAD_STREAMS, STEP, Streams, key};
 pub(super) const NON_BLOCKING: u32 = 1;
 
 /// By stream: the number of its pieces of work.
-pub(super) type Work = BTreeMap<usize, u64>;
+pub(crate) type Work = BTreeMap<usize, u64>;
 
 /// Counters of submitted work. More streams than these share counters, and the work of one then
 /// counts for all that share.
@@ -98,6 +98,26 @@ impl Streams {
     pub(super) fn is_pending(&self, (stream, number): (&usize, &u64)) -> bool {
         let stream = self.streams.get(stream);
         stream.is_some_and(|stream| stream.waited < *number)
+    }
+
+    /// The work of a stream so far.
+    pub(crate) fn submitted_by(&self, handle: usize, current: usize) -> Work {
+        let stream = key(handle, current);
+        Work::from([(stream, self.submitted.by(stream))])
+    }
+
+    /// Returns whether the host knows that work has ended.
+    pub(crate) fn has_ended(&self, work: &Work) -> bool {
+        !work.iter().any(|work| self.is_pending(work))
+    }
+
+    /// Returns whether work ends before the next piece of work of a stream.
+    pub(crate) fn ends_before_next(&self, work: &Work, handle: usize, current: usize) -> bool {
+        let before = self.work_before_next(key(handle, current));
+        work.iter().all(|(stream, number)| {
+            before.get(stream).is_some_and(|before| before >= number)
+                || !self.is_pending((stream, number))
+        })
     }
 
     /// Ends work for which the host waits.

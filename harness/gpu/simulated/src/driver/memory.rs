@@ -188,6 +188,7 @@ fn range_of(address: usize) -> Result<(usize, usize), Code> {
         return Ok((start, size));
     }
     let range = state.device_at(address as u64)?.range_of(address as u64);
+    let range = range.or_else(|| state.graph_memory.around(address as u64));
     range
         .map(|(start, size)| (start as usize, size.0 as usize))
         .ok_or(Code::InvalidValue)

@@ -1,20 +1,26 @@
-//! Captures and graphs, of the runtime and of the driver. Graphs are opaque and empty; a launch is
-//! one piece of work.
+//! Captures and graphs, of the runtime and of the driver. A launch is one piece of work. Of the
+//! nodes only those that allocate and free memory have effects.
 
 use std::ffi::{c_int, c_uint, c_ulonglong, c_void};
 use std::sync::{Mutex, MutexGuard, PoisonError};
-use std::{collections::BTreeMap, ptr};
+use std::{collections::BTreeMap, ptr, slice};
 
+use harness_allocator::units::Bytes;
 use harness_gpu_settings::export;
 use harness_gpu_settings::ffi::{Out, again, write};
+use harness_gpu_settings::settings::Cuda;
 
-use super::streams::submit;
-use crate::clock::captures::{Caller, Status, exchange_mode};
+use super::device::device;
+use super::graph_memory;
+use super::pools::PoolProperties;
+use super::streams::{submit, with};
+use crate::clock::captures::{Caller, Position, Status, exchange_mode};
 use crate::code::{Code, put, remember};
 use crate::contents::{capture_begins, launched};
 use crate::copied;
+use crate::graph_memory::Figure;
 use crate::objects::{delete_object, new_object};
-use crate::world::{current_device, machine};
+use crate::world::{State, current_device, machine};
 
 export! {
     cudaStreamBeginCapture, cuStreamBeginCapture_v2(stream: usize, mode: c_int) =
@@ -41,54 +47,125 @@ export! {
     ) = remember(mode.ok_or(Code::InvalidValue).and_then(exchange_mode));
     cudaGraphCreate, cuGraphCreate(graph: Out<'_, *mut u8>, _: c_uint) =
         remember(put(graph, new_object()));
-    cudaGraphGetNodes, cuGraphGetNodes, cudaGraphGetRootNodes, cuGraphGetRootNodes(
-        graph: usize, nodes: Out<'_, usize>, count: Option<&mut usize>
-    ) = remember(one_node(graph, nodes, count));
+    cudaGraphGetNodes, cuGraphGetNodes(
+        graph: usize, nodes: *mut usize, count: Option<&mut usize>
+    ) = remember(write_nodes(graph, |_| true, nodes, count));
+    cudaGraphGetRootNodes, cuGraphGetRootNodes(
+        graph: usize, nodes: *mut usize, count: Option<&mut usize>
+    ) = remember(write_nodes(graph, |node| node.is_root, nodes, count));
     // The kinds of nodes are the numbers of `CUgraphNodeType`.
-    cuGraphAddKernelNode, cuGraphAddKernelNode_v2(node: Out<'_, *mut u8>, graph: usize) =
-        remember(add_node(node, graph, Some(&0)));
-    cuGraphAddMemcpyNode(node: Out<'_, *mut u8>, graph: usize) =
-        remember(add_node(node, graph, Some(&1)));
-    cuGraphAddMemsetNode(node: Out<'_, *mut u8>, graph: usize) =
-        remember(add_node(node, graph, Some(&2)));
-    cuGraphAddChildGraphNode(node: Out<'_, *mut u8>, graph: usize) =
-        remember(add_node(node, graph, Some(&4)));
-    cuGraphAddEmptyNode(node: Out<'_, *mut u8>, graph: usize) =
-        remember(add_node(node, graph, Some(&5)));
-    cuGraphNodeGetType(node: Option<&c_int>, kind: Out<'_, c_int>) =
+    cudaGraphAddKernelNode, cuGraphAddKernelNode, cuGraphAddKernelNode_v2(
+        node: Out<'_, *mut u8>, graph: usize, after: *const usize, count: usize
+    ) = remember(add_node(node, (graph, after, count), Node::Other(0)));
+    cudaGraphAddMemcpyNode, cudaGraphAddMemcpyNode1D, cuGraphAddMemcpyNode(
+        node: Out<'_, *mut u8>, graph: usize, after: *const usize, count: usize
+    ) = remember(add_node(node, (graph, after, count), Node::Other(1)));
+    cudaGraphAddMemsetNode, cuGraphAddMemsetNode(
+        node: Out<'_, *mut u8>, graph: usize, after: *const usize, count: usize
+    ) = remember(add_node(node, (graph, after, count), Node::Other(2)));
+    cudaGraphAddChildGraphNode, cuGraphAddChildGraphNode(
+        node: Out<'_, *mut u8>, graph: usize, after: *const usize, count: usize, child: usize
+    ) = remember(add_node(node, (graph, after, count), Node::Child(child)));
+    cudaGraphAddEmptyNode, cuGraphAddEmptyNode(
+        node: Out<'_, *mut u8>, graph: usize, after: *const usize, count: usize
+    ) = remember(add_node(node, (graph, after, count), Node::Other(5)));
+    cudaGraphAddMemAllocNode, cuGraphAddMemAllocNode(
+        node: Out<'_, *mut u8>, graph: usize, after: *const usize, count: usize,
+        parameters: Option<&mut Allocation>
+    ) = remember(parameters.ok_or(Code::InvalidValue).and_then(|parameters| {
+        add_node(node, (graph, after, count), Node::Allocate(parameters))
+    }));
+    cudaGraphAddMemFreeNode, cuGraphAddMemFreeNode(
+        node: Out<'_, *mut u8>, graph: usize, after: *const usize, count: usize, address: usize
+    ) = remember(add_node(node, (graph, after, count), Node::Free(address)));
+    cudaGraphMemAllocNodeGetParams, cuGraphMemAllocNodeGetParams(
+        node: Option<&NodeObject>, parameters: Out<'_, Allocation>
+    ) = remember(parameters_of(node, ALLOCATE).and_then(|of| put(parameters, of)));
+    cudaGraphMemFreeNodeGetParams, cuGraphMemFreeNodeGetParams(
+        node: Option<&NodeObject>, address: Out<'_, usize>
+    ) = remember(parameters_of(node, FREE).and_then(|of| put(address, of.address)));
+    cudaGraphNodeGetType, cuGraphNodeGetType(node: Option<&c_int>, kind: Out<'_, c_int>) =
         remember(node.ok_or(Code::InvalidValue).and_then(|of| put(kind, *of)));
     cuGraphAddNode(
-        node: Out<'_, *mut u8>, graph: usize, _: *const c_void, _: usize, kind: Option<&c_int>
-    ) = remember(add_node(node, graph, kind));
-    cuGraphAddNode_v2(
-        node: Out<'_, *mut u8>, graph: usize, _: *const c_void, _: *const c_void, _: usize,
-        kind: Option<&c_int>
-    ) = remember(add_node(node, graph, kind));
+        node: Out<'_, *mut u8>, graph: usize, after: *const usize, count: usize,
+        parameters: *mut NodeParameters
+    ) = remember(add_described(node, (graph, after, count), parameters));
+    cuGraphAddNode_v2, cudaGraphAddNode_v2(
+        node: Out<'_, *mut u8>, graph: usize, after: *const usize, _: *const c_void, count: usize,
+        parameters: *mut NodeParameters
+    ) = remember(add_described(node, (graph, after, count), parameters));
+    /// Before CUDA 13, without the edges after the dependencies.
+    cudaGraphAddNode(
+        node: Out<'_, *mut u8>, graph: usize, after: *const usize, third: usize, fourth: usize,
+        fifth: usize
+    ) = {
+        let (count, parameters) = match machine().settings.cuda {
+            Cuda::V12 => (third, fourth),
+            Cuda::V13 => (fourth, fifth),
+        };
+        let parameters = ptr::with_exposed_provenance_mut(parameters);
+        remember(add_described(node, (graph, after, count), parameters))
+    };
+    cudaGraphClone, cuGraphClone(clone: Out<'_, *mut u8>, graph: usize) =
+        remember(without_memory(graph).and_then(|()| put(clone, new_object())));
     cudaGraphInstantiate, cudaGraphInstantiateWithFlags, cuGraphInstantiateWithFlags(
-        executable: Out<'_, *mut u8>, _: usize, _: c_ulonglong
-    ) = remember(put(executable, new_object()));
+        executable: Out<'_, *mut u8>, graph: usize, flags: c_ulonglong
+    ) = remember(instantiate(executable, graph, flags).map(drop));
     cudaGraphInstantiateWithParams, cuGraphInstantiateWithParams(
-        executable: Out<'_, *mut u8>, _: usize, parameters: Option<&mut InstantiateParameters>
+        executable: Out<'_, *mut u8>, graph: usize, parameters: Option<&mut InstantiateParameters>
     ) = remember(parameters.ok_or(Code::InvalidValue).and_then(|parameters| {
         (parameters.failed_node, parameters.result) = (0, 0);
-        put(executable, new_object())
+        let instantiated = instantiate(executable, graph, parameters.flags);
+        // `cudaGraphInstantiateError` says only that the returned error has the reason.
+        parameters.result = instantiated.is_err().into();
+        let upload = |executable| {
+            if parameters.flags & UPLOAD == 0 {
+                Ok(())
+            } else {
+                graph_memory::upload(executable, parameters.stream)
+            }
+        };
+        instantiated.and_then(upload)
     }));
-    cudaGraphLaunch, cuGraphLaunch(_: usize, stream: usize) = {
+    cudaGraphUpload, cuGraphUpload(executable: usize, stream: usize) =
+        remember(graph_memory::upload(executable, stream));
+    cudaDeviceGraphMemTrim, cuDeviceGraphMemTrim(index: c_int) = with(|machine, state| {
+        device(index).and_then(|_| graph_memory::trim(machine, state, index as usize))
+    });
+    cudaDeviceGetGraphMemAttribute, cuDeviceGetGraphMemAttribute(
+        index: c_int, attribute: c_int, value: Out<'_, u64>
+    ) = with(|_, state| {
+        device(index)?;
+        put(value, state.graph_memory.figure(index as usize, Figure::of(attribute)?).0)
+    });
+    /// The highest bytes can only be set to zero, which makes them the current ones.
+    cudaDeviceSetGraphMemAttribute, cuDeviceSetGraphMemAttribute(
+        index: c_int, attribute: c_int, value: Option<&u64>
+    ) = with(|_, state| {
+        device(index)?;
+        value.filter(|value| **value == 0).ok_or(Code::InvalidValue)?;
+        state.graph_memory.reset_highest(index as usize, Figure::of(attribute)?)
+    });
+    cudaGraphLaunch, cuGraphLaunch(executable: usize, stream: usize) = {
         let machine = machine();
         machine.tick();
         launched();
         if copied::any() {
             machine.state().copied.forget_all(); // The kernels of the graph may write anywhere.
         }
-        remember(submit(stream).map(drop))
+        remember(submit(stream).and_then(|is_captured| {
+            if is_captured { Ok(()) } else { graph_memory::launch(executable, stream) }
+        }))
     };
     cudaGraphDestroy, cuGraphDestroy, cudaGraphExecDestroy, cuGraphExecDestroy(object: usize) = {
-        for object in nodes().remove(&object).unwrap_or_default().into_iter().chain([object]) {
+        let nodes = nodes().remove(&object).unwrap_or_default();
+        let destroyed = graph_memory::destroy(object, &nodes);
+        for object in nodes.into_iter().chain([object]) {
             // SAFETY: a function here created the graph, its nodes or the executable graph. The
             // program destroys a graph once, and nodes are only in the list of theirs.
             unsafe { delete_object(ptr::with_exposed_provenance_mut(object)) };
         }
-        0
+        remember(destroyed)
     };
 }
 
@@ -168,34 +245,249 @@ fn capture_info(
     Ok(())
 }
 
-/// The kinds of nodes that allocate and free memory, at the start of a node's parameters, and that
-/// contain other graphs, which a program reads from the parameters.
-const UNSUPPORTED_NODES: [c_int; 3] = [10, 11, 13];
+/// Kinds of nodes, of which conditional ones are not supported: a program reads graphs from their
+/// parameters.
+const CHILD: c_int = 4;
+const ALLOCATE: c_int = 10;
+const FREE: c_int = 11;
+const CONDITIONAL: c_int = 13;
 
-/// Adds a node that does nothing, with its kind at its start. No node allocates memory.
-fn add_node(node: Out<'_, *mut u8>, graph: usize, kind: Option<&c_int>) -> Result<(), Code> {
-    match kind {
-        None => Err(Code::InvalidValue),
-        Some(kind) if UNSUPPORTED_NODES.contains(kind) => Err(Code::NotSupported),
-        Some(kind) => {
-            let object = new_object();
-            // SAFETY: objects are larger and aligned to 16 bytes, and nobody else has this one yet.
-            unsafe { object.cast::<c_int>().write(*kind) };
-            nodes()
-                .entry(graph)
-                .or_default()
-                .push(object.expose_provenance());
-            put(node, object)
+/// `CUDA_MEM_ALLOC_NODE_PARAMS`.
+#[derive(Clone, Copy)]
+#[repr(C)]
+pub(crate) struct Allocation {
+    properties: PoolProperties,
+    access: *const c_void,
+    access_count: usize,
+    size: usize,
+    address: usize,
+}
+
+/// `CUgraphNodeParams`. A program may pass the kind alone for nodes without effects.
+#[repr(C)]
+pub(crate) struct NodeParameters {
+    kind: c_int,
+    reserved: [c_int; 3],
+    of: OfKind,
+}
+
+#[repr(C)]
+union OfKind {
+    allocation: Allocation,
+    /// The address to free, or a child graph.
+    word: usize,
+}
+
+/// The start of the object of a node.
+#[repr(C)]
+pub(crate) struct NodeObject {
+    kind: c_int,
+    /// It comes after no other node.
+    is_root: bool,
+    parameters: Allocation,
+}
+
+/// A node to add.
+enum Node<'a> {
+    Allocate(&'a mut Allocation),
+    Free(usize),
+    Child(usize),
+    /// A node that does nothing, by its kind.
+    Other(c_int),
+}
+
+/// The parameters of a node of this kind.
+fn parameters_of(node: Option<&NodeObject>, kind: c_int) -> Result<Allocation, Code> {
+    let of_kind = node.filter(|node| node.kind == kind);
+    of_kind
+        .map(|node| node.parameters)
+        .ok_or(Code::InvalidValue)
+}
+
+/// Adds a node that the program describes.
+fn add_described(
+    node: Out<'_, *mut u8>,
+    place: (usize, *const usize, usize),
+    parameters: *mut NodeParameters,
+) -> Result<(), Code> {
+    if parameters.is_null() {
+        return Err(Code::InvalidValue);
+    }
+    // SAFETY: the program passes parameters, whose kind says which fields they have.
+    let described = unsafe {
+        match (&raw const (*parameters).kind).read() {
+            CONDITIONAL => return Err(Code::NotSupported),
+            ALLOCATE => Node::Allocate(&mut (*parameters).of.allocation),
+            FREE => Node::Free((*parameters).of.word),
+            CHILD => Node::Child((*parameters).of.word),
+            kind => Node::Other(kind),
         }
+    };
+    add_node(node, place, described)
+}
+
+/// Adds a node after others to a graph. The kind is at the start of its object.
+fn add_node(
+    place: Out<'_, *mut u8>,
+    (graph, after, count): (usize, *const usize, usize),
+    node: Node<'_>,
+) -> Result<(), Code> {
+    let after = if after.is_null() || count == 0 {
+        &[]
+    } else {
+        // SAFETY: the program passes an array of this length.
+        unsafe { slice::from_raw_parts(after, count) }
+    };
+    let place = place.ok_or(Code::InvalidValue)?;
+    let object = new_object();
+    let added = describe(object.expose_provenance(), graph, after, node);
+    let Ok(description) = added else {
+        // SAFETY: nobody else has the object.
+        unsafe { delete_object(object) };
+        return added.map(drop);
+    };
+    // SAFETY: objects are larger and aligned to 16 bytes, and nobody else has this one yet.
+    unsafe { object.cast::<NodeObject>().write(description) };
+    nodes()
+        .entry(graph)
+        .or_default()
+        .push(object.expose_provenance());
+    place.write(object);
+    Ok(())
+}
+
+/// Applies the effects of a new node. Returns what its object contains.
+fn describe(
+    object: usize,
+    graph: usize,
+    after: &[usize],
+    node: Node<'_>,
+) -> Result<NodeObject, Code> {
+    let state = &mut *machine().state();
+    let position = state.graph_memory.after(object, after);
+    let mut parameters = Allocation::NONE;
+    let kind = match node {
+        Node::Allocate(wanted) => {
+            wanted.address = allocate(state, graph, wanted, &position)? as usize;
+            parameters = Allocation {
+                access: ptr::null(),
+                access_count: 0,
+                ..*wanted
+            };
+            ALLOCATE
+        }
+        Node::Free(address) => {
+            let graphs = &mut state.graph_memory;
+            graphs.free_in(graph, address as u64, position)?;
+            parameters.address = address;
+            FREE
+        }
+        Node::Child(child) if state.graph_memory.is_in(child) => return Err(Code::InvalidValue),
+        Node::Child(_) => CHILD,
+        Node::Other(kind) => kind,
+    };
+    let is_root = after.is_empty();
+    Ok(NodeObject {
+        kind,
+        is_root,
+        parameters,
+    })
+}
+
+impl Allocation {
+    const NONE: Self = Self {
+        properties: PoolProperties::NONE,
+        access: ptr::null(),
+        access_count: 0,
+        size: 0,
+        address: 0,
+    };
+}
+
+/// Allocates pinned memory (kind 1) of a device (location kind 1), which other processes cannot
+/// open.
+fn allocate(
+    state: &mut State,
+    graph: usize,
+    wanted: &Allocation,
+    position: &Position,
+) -> Result<u64, Code> {
+    let of = &wanted.properties;
+    if of.kind != 1 || of.handle_types != 0 {
+        return Err(Code::InvalidValue);
+    }
+    if of.location_kind != 1 {
+        return Err(Code::NotSupported);
+    }
+    device(of.location)?;
+    let request = (of.location as usize, Bytes(wanted.size as u64));
+    graph_memory::allocate(state, graph, request, position)
+}
+
+fn without_memory(graph: usize) -> Result<(), Code> {
+    if machine().state().graph_memory.is_in(graph) {
+        Err(Code::InvalidValue)
+    } else {
+        Ok(())
     }
 }
 
-/// Returns one node, because programs treat an empty graph as an error.
-fn one_node(graph: usize, nodes: Out<'_, usize>, count: Option<&mut usize>) -> Result<(), Code> {
-    let count = count.ok_or(Code::InvalidValue)?;
-    if *count > 0 {
-        write(nodes, graph);
+/// Flags of an instantiation.
+const AUTO_FREE_ON_LAUNCH: u64 = 1;
+const UPLOAD: u64 = 2;
+const DEVICE_LAUNCH: u64 = 4;
+
+/// Instantiates a graph. Returns the executable graph.
+fn instantiate(place: Out<'_, *mut u8>, graph: usize, flags: u64) -> Result<usize, Code> {
+    let place = place.ok_or(Code::InvalidValue)?;
+    let frees = flags & AUTO_FREE_ON_LAUNCH != 0;
+    if frees && flags & DEVICE_LAUNCH != 0 {
+        return Err(Code::InvalidValue);
     }
-    *count = 1;
+    let object = new_object();
+    let executable = object.expose_provenance();
+    let instantiated = machine()
+        .state()
+        .graph_memory
+        .instantiate(graph, executable, frees);
+    if instantiated.is_err() {
+        // SAFETY: nobody else has the object.
+        unsafe { delete_object(object) };
+    } else {
+        place.write(object);
+    }
+    instantiated.map(|()| executable)
+}
+
+/// Writes nodes of a graph up to the given count, then zeros. Without an array, writes the number.
+/// Captured work is one node, whose handle is that of the graph, because programs treat an empty
+/// graph as an error.
+fn write_nodes(
+    graph: usize,
+    is_wanted: impl Fn(&NodeObject) -> bool,
+    places: *mut usize,
+    count: Option<&mut usize>,
+) -> Result<(), Code> {
+    let count = count.ok_or(Code::InvalidValue)?;
+    let added = nodes().get(&graph).cloned().unwrap_or_default();
+    let is_wanted = |node: &usize| {
+        // SAFETY: nodes live as long as their graph, and their objects have this start.
+        is_wanted(unsafe { &*ptr::with_exposed_provenance::<NodeObject>(*node) })
+    };
+    let captured = added.is_empty().then_some(graph);
+    let wanted: Vec<usize> = captured
+        .into_iter()
+        .chain(added.into_iter().filter(is_wanted))
+        .collect();
+    if !places.is_null() {
+        for index in 0..*count {
+            let node = wanted.get(index).copied().unwrap_or(0);
+            // SAFETY: the program passes an array of this length.
+            unsafe { places.add(index).write(node) };
+        }
+    }
+    if places.is_null() || *count > wanted.len() {
+        *count = wanted.len();
+    }
     Ok(())
 }

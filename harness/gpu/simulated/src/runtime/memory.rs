@@ -6,6 +6,7 @@ use std::{ptr, slice};
 use harness_allocator::{device::PooledDevice as _, units::Bytes};
 use harness_gpu_settings::{export, ffi::Out};
 
+use super::graph_memory;
 use super::ipc::close;
 use super::streams::{allow_synchronous, allow_unsafe, submit, submit_in_order, with};
 use crate::code::{Code, put, put_address, remember};
@@ -49,11 +50,19 @@ pub(crate) fn allocate_managed(
 
 /// Frees device memory or managed memory.
 pub(crate) fn free(start: u64) -> Result<(), Code> {
+    free_after(start, None)
+}
+
+/// Frees memory after the work of a stream, if there is one.
+fn free_after(start: u64, stream: Option<usize>) -> Result<(), Code> {
     let machine = machine();
     machine.usable()?;
     let state = &mut *machine.state();
     if close(state, start).is_ok() {
         return Ok(()); // It belongs to another process.
+    }
+    if let Some(freed) = graph_memory::free(machine, state, start, stream) {
+        return freed;
     }
     let start = state.host.free_managed(start as usize).unwrap_or(start);
     free_on_device(machine, state, start)
@@ -102,7 +111,7 @@ export! {
     cudaMalloc(address: Out<'_, usize>, size: usize) = request(address, size);
     cudaMallocManaged(address: Out<'_, usize>, size: usize, _: c_uint) =
         remember(put_address(address, request_managed(size)));
-    cudaFree(address: usize) = give_back(address, Call::Free);
+    cudaFree(address: usize) = give_back(address, Call::Free, None);
     cudaMemGetInfo(free: Out<'_, usize>, total: Out<'_, usize>) = with(|_, state| {
         let (left, all) = state.free_and_total()?;
         put(free, left.0 as usize).and(put(total, all.0 as usize))
@@ -152,7 +161,7 @@ fn request_managed(size: usize) -> Result<u64, Code> {
 }
 
 /// Frees device memory or managed memory of a program. Null is no memory.
-pub(super) fn give_back(address: usize, call: Call) -> c_int {
+pub(super) fn give_back(address: usize, call: Call, stream: Option<usize>) -> c_int {
     machine().delay(call);
     let allowed = || {
         if call == Call::Free {
@@ -164,7 +173,7 @@ pub(super) fn give_back(address: usize, call: Call) -> c_int {
     remember(if address == 0 {
         Ok(())
     } else {
-        allowed().and_then(|()| free(address as u64))
+        allowed().and_then(|()| free_after(address as u64, stream))
     })
 }
 

@@ -3,6 +3,7 @@
 pub(crate) mod boxes;
 mod device;
 pub(crate) mod fat_binary;
+mod graph_memory;
 mod graphs;
 pub(crate) mod ipc;
 mod launch;

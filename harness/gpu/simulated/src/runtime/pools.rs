@@ -2,12 +2,14 @@
 //! default pool and those of the program.
 
 use std::ffi::{c_int, c_uint, c_void};
+use std::ptr;
 
 use harness_allocator::device::{PooledDevice as _, StreamId};
 use harness_allocator::units::Bytes;
 use harness_gpu_settings::{export, ffi::Out};
 
 use super::device::device;
+use super::graph_memory::{allocate_captured, free_captured};
 use super::memory::give_back;
 use super::streams::{allow_unsafe, submit, with};
 use crate::clock::captures::Caller;
@@ -28,8 +30,11 @@ export! {
     };
     cudaMallocFromPoolAsync(address: Out<'_, usize>, size: usize, pool: usize, stream: usize) =
         allocate_from(address, size, pool, stream);
-    cudaFreeAsync(address: usize, stream: usize) = submit(stream)
-        .map_or_else(|refused| remember(Err(refused)), |_| give_back(address, Call::FreeAsync));
+    cudaFreeAsync(address: usize, stream: usize) = match submit(stream) {
+        Err(refused) => remember(Err(refused)),
+        Ok(true) if address != 0 => remember(free_captured(address as u64, stream)),
+        Ok(_) => give_back(address, Call::FreeAsync, Some(stream)),
+    };
     cudaDeviceGetDefaultMemPool(pool: Out<'_, usize>, index: c_int) =
         remember(device(index).and_then(|_| put(pool, Pools::of_device(index as usize))));
     cudaDeviceGetMemPool(pool: Out<'_, usize>, index: c_int) = remember(
@@ -63,6 +68,7 @@ export! {
 }
 
 /// `cudaMemPoolProps` and `CUmemPoolProps`.
+#[derive(Clone, Copy)]
 #[repr(C)]
 pub(crate) struct PoolProperties {
     pub(crate) kind: c_uint,
@@ -73,6 +79,19 @@ pub(crate) struct PoolProperties {
     pub(crate) most: usize,
     pub(crate) usage: u16,
     pub(crate) reserved: [u8; 54],
+}
+
+impl PoolProperties {
+    pub(super) const NONE: Self = Self {
+        kind: 0,
+        handle_types: 0,
+        location_kind: 0,
+        location: 0,
+        attributes: ptr::null_mut(),
+        most: 0,
+        usage: 0,
+        reserved: [0; 54],
+    };
 }
 
 /// `cudaMemLocation`.
@@ -128,11 +147,14 @@ fn allocate_from(address: Out<'_, usize>, size: usize, pool: usize, stream: usiz
     } else {
         submit(stream)
     };
-    let allocated = submitted.and_then(|_| {
+    let allocated = submitted.and_then(|is_captured| {
         let state = &mut *machine.state();
         let (device, known) = state.pools.get(pool)?;
         if size == Bytes::ZERO {
             return Ok(0);
+        }
+        if is_captured {
+            return allocate_captured(state, stream, (device, size));
         }
         let memory = state.devices.get_mut(device).ok_or(Code::InvalidDevice)?;
         let id = known.open(memory.sim())?;

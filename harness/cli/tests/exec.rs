@@ -73,6 +73,7 @@ fn main() -> ExitCode {
         a_program_that_cannot_load_the_simulated_gpu_is_named_before_the_run
         a_cuda_release_or_gpu_that_the_program_lacks_is_named
         a_function_needed_only_by_an_extension_exists
+        functions_for_a_default_stream_per_thread_use_the_stream_of_the_thread
         the_users_sitecustomize_runs_and_the_module_path_is_unchanged
         a_command_that_cannot_run_is_rejected_before_the_run
         an_output_that_is_a_named_pipe_is_refused_before_the_run
@@ -1652,6 +1653,49 @@ fn a_cuda_release_or_gpu_that_the_program_lacks_is_named(world: World) {
     let why = "nothing of the program is built for CUDA 13: `nvidia_cublas_cu12 12.9.1` is built \
          for CUDA 12";
     assert!(plain(&ran.err).contains(why), "{}", ran.err);
+}
+
+/// Captures the default stream of the thread, in which the legacy stream cannot be used.
+const PER_THREAD: &str = r#"
+import ctypes
+from ctypes import byref, c_int, c_size_t, c_uint64, c_void_p
+runtime, driver = ctypes.CDLL("libcudart.so.13"), ctypes.CDLL("libcuda.so.1")
+place, graph, code, none = c_void_p(), c_void_p(), c_int(), c_void_p()
+config = (c_uint64 * 7)(*[1 << 32 | 1] * 3)  # a grid of one thread
+found = {}
+for flags in 0, 2:
+    function = c_void_p()
+    name = b"cuStreamIsCapturing"
+    assert driver.cuGetProcAddress_v2(name, byref(function), 13000, c_uint64(flags), none) == 0
+    found[flags] = ctypes.CFUNCTYPE(c_int, c_void_p, c_void_p)(function.value)
+assert runtime.cudaStreamBeginCapture(none, 0) == 900
+assert runtime.cudaStreamBeginCapture_ptsz(none, 0) == 0
+codes = [
+    runtime.cudaMallocAsync_ptsz(byref(place), c_size_t(1 << 20), none),
+    runtime.cudaMemset2DAsync_ptsz(place, c_size_t(8), 0, c_size_t(8), c_size_t(8), none),
+    runtime.cudaMemcpy2DAsync_ptsz(place, c_size_t(8), place, c_size_t(8), c_size_t(8),
+                                   c_size_t(1), 3, none),
+    driver.cuMemsetD8Async_ptsz(place, 0, c_size_t(8), none),
+    runtime.cudaLaunchKernelExC_ptsz(config, none, none),
+    runtime.cudaFreeAsync_ptsz(place, none),
+    found[2](none, ctypes.addressof(code)),
+]
+print(codes, code.value, found[0](none, ctypes.addressof(code)))
+print(runtime.cudaStreamEndCapture_ptsz(none, byref(graph)), graph.value is not None)
+assert runtime.cudaStreamBeginCapture_ptsz(none, 0) == 0
+print(runtime.cudaMallocAsync(byref(place), c_size_t(1 << 20), none))
+"#;
+
+fn functions_for_a_default_stream_per_thread_use_the_stream_of_the_thread(world: World) {
+    world.write("train.py", PER_THREAD);
+    let ran = world.run(&[], &["python3", "train.py"]);
+    let seen = "[0, 0, 0, 0, 0, 0, 0] 1 906\n0 True\n906\n";
+    assert_eq!(
+        (ran.code, ran.out),
+        (Some(0), seen.to_owned()),
+        "{}",
+        ran.err
+    );
 }
 
 fn a_function_needed_only_by_an_extension_exists(world: World) {

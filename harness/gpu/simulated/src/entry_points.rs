@@ -1,6 +1,6 @@
 //! Functions of the driver by name, as `cuGetProcAddress` finds them.
 
-use std::ffi::{CStr, CString, OsStr, c_int, c_void};
+use std::ffi::{CStr, CString, OsStr, c_int, c_ulonglong, c_void};
 use std::os::unix::ffi::OsStrExt as _;
 use std::{env, mem::MaybeUninit, path::Path, ptr};
 
@@ -16,28 +16,39 @@ use crate::world::machine;
 pub(crate) fn find(
     name: Text<'_>,
     version: c_int,
+    flags: c_ulonglong,
     place: Out<'_, *mut c_void>,
     status: Out<'_, c_int>,
 ) -> Result<bool, Code> {
     let name = name.get().ok_or(Code::InvalidValue)?;
-    let found = function(name, version.min(machine().settings.cuda.driver_version()));
+    let version = version.min(machine().settings.cuda.driver_version());
+    let found = function(name, version, flags & PER_THREAD != 0);
     write(status, found.map_or_else(|why| why as c_int, |_| 0));
     put(place, found.unwrap_or(ptr::null_mut()))?;
     Ok(found.is_ok())
 }
 
-fn function(name: &CStr, version: c_int) -> Result<*mut c_void, Unavailable> {
+/// `CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM`.
+const PER_THREAD: c_ulonglong = 2;
+
+fn function(name: &CStr, version: c_int, is_per_thread: bool) -> Result<*mut c_void, Unavailable> {
     let name = name.to_str().map_err(|_| Unavailable::Unknown)?;
-    let name = CString::new(in_version(name, version)?).map_err(|_| Unavailable::Unknown)?;
-    [exported, stub]
-        .into_iter()
-        .map(|place| place(&name))
+    let name = in_version(name, version)?;
+    let endings: &[&str] = if is_per_thread {
+        &["_ptsz", "_ptds", ""]
+    } else {
+        &[""]
+    };
+    endings
+        .iter()
+        .filter_map(|ending| CString::new(format!("{name}{ending}")).ok())
+        .flat_map(|name| [exported(&name), stub(&name)])
         .find(|address| !address.is_null())
         .ok_or(Unavailable::Unknown)
 }
 
 /// The address of an exported function of this library, or null.
-fn exported(name: &CStr) -> *mut c_void {
+pub(crate) fn exported(name: &CStr) -> *mut c_void {
     // SAFETY: the file is that of this library, which stays loaded.
     file_of(exported as *const () as usize)
         .map_or(ptr::null_mut(), |file| unsafe { symbol(&file, name) })

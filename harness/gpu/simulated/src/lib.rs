@@ -65,6 +65,7 @@ mod nvml;
 mod nvrtc;
 mod objects;
 mod opened;
+mod per_thread;
 mod polls;
 mod pools;
 mod python_events;

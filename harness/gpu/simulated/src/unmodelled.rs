@@ -12,6 +12,7 @@ use std::sync::atomic::{AtomicPtr, Ordering};
 use std::{ptr, slice};
 
 use crate::objects::{delete_object, new_object};
+use crate::per_thread::{PerThread, base};
 use crate::{code::Code, copied, libraries, solver, stack::words_on_stack, world};
 
 /// The functions: the name, then the effects on its arguments. An effect is the position among the
@@ -37,6 +38,8 @@ struct Function {
     only_describes: bool,
     /// The library for which it submits work.
     submits_for: Option<&'static str>,
+    /// The function that it is, with a default stream per thread.
+    per_thread: Option<PerThread>,
 }
 
 /// Beginnings of the names of functions that submit work.
@@ -76,6 +79,13 @@ enum Effect {
     Stream,
 }
 
+/// What a stub does: it returns, or it jumps to a function unless that is 0.
+#[repr(C)]
+struct Answer {
+    result: u64,
+    function: usize,
+}
+
 /// The target of every stub, with its [`Stub`] in `r11` and the arguments of the function in place.
 #[unsafe(no_mangle)]
 #[unsafe(naked)]
@@ -94,15 +104,27 @@ extern "C" fn harness_gpu_unmodelled() {
         "mov rsi, rsp",
         "lea rdx, [rbp + 16]",
         "call {answer}",
+        "test rdx, rdx",
+        "jne 2f",
         "leave",
         "ret",
+        "2:",
+        "mov r11, rdx",
+        "mov rdi, [rsp]",
+        "mov rsi, [rsp + 8]",
+        "mov rdx, [rsp + 16]",
+        "mov rcx, [rsp + 24]",
+        "mov r8, [rsp + 32]",
+        "mov r9, [rsp + 40]",
+        "leave",
+        "jmp r11",
         answer = sym answer,
     );
 }
 
 /// Applies the effects of a function to its arguments: the first six integer arguments, and those
 /// on the stack.
-unsafe extern "C" fn answer(stub: *const Stub, registers: *const u64, stack: *const u64) -> u64 {
+unsafe extern "C" fn answer(stub: *const Stub, registers: *mut u64, stack: *mut u64) -> Answer {
     // SAFETY: a stub passes its own data, which lives as long as its library.
     let stub = unsafe { &*stub };
     let mut function = stub.function.load(Ordering::Acquire);
@@ -113,6 +135,13 @@ unsafe extern "C" fn answer(stub: *const Stub, registers: *const u64, stack: *co
     }
     // SAFETY: the pointer came from a static reference.
     let function = unsafe { &*function };
+    if let Some(per_thread) = function.per_thread {
+        return Answer {
+            result: 0,
+            // SAFETY: these are the arguments of a call of the function.
+            function: unsafe { per_thread.prepare(registers, stack) },
+        };
+    }
     if !function.only_describes {
         forget_outputs(registers, stack);
     }
@@ -157,7 +186,10 @@ unsafe extern "C" fn answer(stub: *const Stub, registers: *const u64, stack: *co
             }
         }
     }
-    result
+    Answer {
+        result,
+        function: 0,
+    }
 }
 
 /// The status of a product, by the type of its elements: 2 and 14 are float16 and bfloat16.
@@ -209,10 +241,17 @@ fn known(name: &CStr) -> &'static Function {
             .map(Function::of_row)
             .collect()
     });
-    let found =
-        functions.binary_search_by(|function| function.name.as_bytes().cmp(name.to_bytes()));
+    let text = name.to_str().unwrap_or_default();
+    let found = functions.binary_search_by(|function| function.name.cmp(base(text)));
     found.map_or_else(
         |_| {
+            let per_thread = PerThread::named(text);
+            if per_thread.is_some() {
+                return &*Box::leak(Box::new(Function {
+                    per_thread,
+                    ..Function::unknown(0)
+                }));
+            }
             let result = result_of_unknown(name.to_bytes());
             let counters = &world::machine().counters;
             counters.note_unmodelled(name.to_bytes());
@@ -220,11 +259,8 @@ fn known(name: &CStr) -> &'static Function {
                 counters.note_refusal(name.to_bytes(), result);
             }
             &*Box::leak(Box::new(Function {
-                name: "",
-                effects: Vec::new(),
-                result,
-                only_describes: false,
-                submits_for: library(name.to_str().unwrap_or_default(), false),
+                submits_for: library(text, false),
+                ..Function::unknown(result)
             }))
         },
         |index| &functions[index],
@@ -232,6 +268,17 @@ fn known(name: &CStr) -> &'static Function {
 }
 
 impl Function {
+    const fn unknown(result: u64) -> Self {
+        Self {
+            name: "",
+            effects: Vec::new(),
+            result,
+            only_describes: false,
+            submits_for: None,
+            per_thread: None,
+        }
+    }
+
     fn of_row(row: &'static str) -> Self {
         let mut fields = row.split('\t');
         let name = fields.next().unwrap_or_default();
@@ -263,6 +310,7 @@ impl Function {
             result: 0,
             only_describes,
             submits_for: library(name, only_describes),
+            per_thread: None,
         }
     }
 

@@ -61,10 +61,10 @@ fn of_device(
 
 export! {
     cuGetProcAddress_v2(
-        name: Text<'_>, function: Out<'_, *mut c_void>, version: c_int, _: c_ulonglong,
+        name: Text<'_>, function: Out<'_, *mut c_void>, version: c_int, flags: c_ulonglong,
         status: Out<'_, c_int>
     ) = answer(
-        find(name, version, function, status)
+        find(name, version, flags, function, status)
             .and_then(|found| if found { Ok(()) } else { Err(Code::NotFound) }),
     );
     cuGetProcAddress(

@@ -58,15 +58,17 @@ export! {
     cudaDriverGetVersion, cudaRuntimeGetVersion(version: Out<'_, c_int>) =
         remember(put(version, machine().settings.cuda.driver_version()));
     cudaGetDriverEntryPoint(
-        name: Text<'_>, function: Out<'_, *mut c_void>, _: c_ulonglong, status: Out<'_, c_int>
+        name: Text<'_>, function: Out<'_, *mut c_void>, flags: c_ulonglong, status: Out<'_, c_int>
     ) = remember(
-        entry_points::find(name, machine().settings.cuda.driver_version(), function, status)
+        entry_points::find(name, machine().settings.cuda.driver_version(), flags, function, status)
             .map(drop),
     );
     cudaGetDriverEntryPointByVersion(
-        name: Text<'_>, function: Out<'_, *mut c_void>, version: c_uint, _: c_ulonglong,
+        name: Text<'_>, function: Out<'_, *mut c_void>, version: c_uint, flags: c_ulonglong,
         status: Out<'_, c_int>
-    ) = remember(entry_points::find(name, version.cast_signed(), function, status).map(drop));
+    ) = remember(
+        entry_points::find(name, version.cast_signed(), flags, function, status).map(drop),
+    );
 }
 
 fn count_devices(count: Out<'_, c_int>) -> Result<(), Code> {

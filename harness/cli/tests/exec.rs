@@ -75,6 +75,7 @@ fn main() -> ExitCode {
         a_function_needed_only_by_an_extension_exists
         functions_for_a_default_stream_per_thread_use_the_stream_of_the_thread
         the_users_sitecustomize_runs_and_the_module_path_is_unchanged
+        a_library_of_another_build_is_rejected_before_the_run
         a_command_that_cannot_run_is_rejected_before_the_run
         an_output_that_is_a_named_pipe_is_refused_before_the_run
         an_output_goes_to_a_device_or_an_open_file
@@ -1931,6 +1932,40 @@ fn what_a_program_changes_outside_of_itself_is_an_effect(world: World) {
             found.starts_with(effect)
         };
         assert!(is_right, "{statement}: {found}");
+    }
+}
+
+fn a_library_of_another_build_is_rejected_before_the_run(world: World) {
+    let program = Path::new(env!("CARGO_BIN_EXE_harness"));
+    let file = "deps/libharness_simulated_gpu.so";
+    let own = fs::read(program.with_file_name(file)).unwrap();
+    let mark = b" (interface ";
+    let at = own.windows(mark.len()).position(|part| part == mark);
+    let digit = at.unwrap() + mark.len();
+    let mut other = own.clone();
+    other[digit] = if own[digit] == b'0' { b'1' } else { b'0' };
+    let version = |library: &[u8]| {
+        let end = digit + 16;
+        String::from_utf8_lossy(&library[digit - mark.len() + 1..=end]).into_owned()
+    };
+    let library = world.path("other.so");
+    for (content, found) in [
+        (other.as_slice(), version(&other)),
+        (b"no library", "older or unknown".to_owned()),
+    ] {
+        fs::write(&library, content).unwrap();
+        let mut command = world.command(&[], &["python3", "-c", "print('ran')"]);
+        command.env("HARNESS_SIMULATED_GPU_LIBRARY", &library);
+        let ran = Ran::of(command.output().unwrap());
+        let text = plain(&ran.err);
+        assert_eq!((ran.code, ran.out.as_str()), (Some(4), ""), "{text}");
+        assert!(
+            text.contains("is of another build than this program")
+                && text.contains(&found)
+                && text.contains(&version(&own))
+                && text.contains("`ci/install`"),
+            "{text}"
+        );
     }
 }
 

@@ -22,3 +22,5 @@ mod nesting;
 mod nvml;
 mod real;
 mod runtime;
+
+harness_gpu_settings::export_interface!();

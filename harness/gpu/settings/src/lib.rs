@@ -11,6 +11,7 @@ pub mod driver;
 pub mod ffi;
 pub mod functions;
 pub mod gpus;
+pub mod interface;
 pub mod latency;
 pub mod ledger;
 pub mod limits;

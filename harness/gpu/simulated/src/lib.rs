@@ -80,3 +80,5 @@ mod torch_kernel;
 mod unmodelled;
 mod versions;
 mod world;
+
+harness_gpu_settings::export_interface!();

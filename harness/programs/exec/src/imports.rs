@@ -329,6 +329,15 @@ pub fn exports(path: &Path) -> Result<BTreeSet<String>, ImportsError> {
     })
 }
 
+/// Returns the text in a section of a library; `None` if another file is there, or the section is
+/// missing.
+pub(crate) fn section(path: &Path, name: &str) -> Option<String> {
+    let file = open(path).ok()?;
+    let (endian, sections) = sections(&file).ok()?;
+    let (_, section) = sections.section_by_name(endian, name.as_bytes())?;
+    Some(text(section.data(endian, &file).ok()?))
+}
+
 /// Returns the linker's build ID in hexadecimal, if the file has one.
 pub fn build_id(path: &Path) -> Result<Option<String>, ImportsError> {
     let file = open(path)?;

@@ -4,6 +4,10 @@
 use std::io;
 use std::path::{Path, PathBuf};
 
+use harness_gpu_settings::interface::{INTERFACE, SECTION};
+
+use crate::imports;
+
 pub(crate) const CORE: &str = "libharness_simulated_gpu.so";
 /// Path of the core library, if it is not next to the program.
 pub(crate) const CORE_VARIABLE: &str = "HARNESS_SIMULATED_GPU_LIBRARY";
@@ -31,6 +35,20 @@ pub enum LaunchError {
     ))]
     Missing {
         file: &'static str,
+        variable: &'static str,
+    },
+    #[error(
+        "the library `{}` is of another build than this program: its version is {}, and that of \
+         this program is {INTERFACE}",
+        library.display(), found.as_deref().unwrap_or("older or unknown")
+    )]
+    #[diagnostic(help(
+        "install both together with `ci/install` or `pip install \"$(ci/wheel)\"`, or build both \
+         with `cargo build`; {variable} names another library"
+    ))]
+    OtherBuild {
+        library: PathBuf,
+        found: Option<String>,
         variable: &'static str,
     },
     #[error("the library that limits programs cannot be loaded from `{}`: the dynamic linker \
@@ -71,16 +89,16 @@ impl LaunchError {
     /// Returns whether the user's command or system is the cause, not the installation of the
     /// harness or a full disk.
     pub const fn is_of_input(&self) -> bool {
-        !matches!(self, Self::Missing { .. } | Self::Folder(_))
+        !matches!(
+            self,
+            Self::Missing { .. } | Self::OtherBuild { .. } | Self::Folder(_)
+        )
     }
 }
 
 /// Returns the core library: from the variable, or next to this program.
 pub(crate) fn core_library() -> Result<PathBuf, LaunchError> {
-    beside_program(CORE, CORE_VARIABLE).ok_or(LaunchError::Missing {
-        file: CORE,
-        variable: CORE_VARIABLE,
-    })
+    of_this_build(CORE, CORE_VARIABLE)
 }
 
 /// Returns the library that limits programs on a real GPU: from the variable, or next to this
@@ -89,15 +107,27 @@ pub(crate) fn limiter(libc: (u32, u32)) -> Result<PathBuf, LaunchError> {
     if libc < AUDITING_LIBC {
         return Err(LaunchError::OldLibc(libc));
     }
-    let missing = LaunchError::Missing {
-        file: LIMITER,
-        variable: LIMITER_VARIABLE,
-    };
-    let library = beside_program(LIMITER, LIMITER_VARIABLE).ok_or(missing)?;
+    let library = of_this_build(LIMITER, LIMITER_VARIABLE)?;
     if is_loadable(&library) {
         Ok(library)
     } else {
         Err(LaunchError::UnloadablePath(library))
+    }
+}
+
+/// Finds a library that was built from the same sources as this program, so that both agree on the
+/// variables and the files of a run.
+fn of_this_build(file: &'static str, variable: &'static str) -> Result<PathBuf, LaunchError> {
+    let library = beside_program(file, variable).ok_or(LaunchError::Missing { file, variable })?;
+    let found = imports::section(&library, SECTION);
+    if found.as_deref() == Some(INTERFACE) {
+        Ok(library)
+    } else {
+        Err(LaunchError::OtherBuild {
+            library,
+            found,
+            variable,
+        })
     }
 }
 

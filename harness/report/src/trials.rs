@@ -364,7 +364,7 @@ fn notes_on_faults(
     ]
     .into_iter()
     .flatten()
-    .chain(notes_on_doubts(&report.doubts))
+    .chain(notes_on_doubts(&report.all_doubts()))
     .collect()
 }
 
@@ -549,7 +549,7 @@ fn of_least(report: &LeastReport) -> Parts {
         sentence,
         false,
         grid,
-        notes.chain(notes_on_doubts(&report.doubts)).collect(),
+        notes.chain(notes_on_doubts(&report.all_doubts())).collect(),
     )
 }
 
@@ -710,7 +710,7 @@ fn notes_on_settings(report: &SettingsReport) -> Vec<String> {
             .iter()
             .map(|reason| format!("Each setting was run, because the program {reason}.")),
     );
-    notes.extend(notes_on_doubts(&report.doubts));
+    notes.extend(notes_on_doubts(&report.all_doubts()));
     notes
 }
 

@@ -56,6 +56,14 @@ impl Doubt {
         })
     }
 
+    /// Returns the doubts about several runs, as [`Self::add`] joins them.
+    pub fn of_all<'a>(runs: impl IntoIterator<Item = &'a Vec<Self>>) -> Vec<Self> {
+        let mut all = Vec::new();
+        runs.into_iter()
+            .for_each(|doubts| Self::add(&mut all, doubts));
+        all
+    }
+
     /// Adds the doubts about another run of the program. Those of the same kind become one, with
     /// all lines and the highest number of a run.
     pub fn add(doubts: &mut Vec<Self>, others: &[Self]) {
@@ -182,15 +190,12 @@ mod tests {
             waits,
             at: at.iter().map(|line| (*line).to_owned()).collect(),
         };
-        let mut doubts = Vec::new();
-        for run in [
+        let doubts = Doubt::of_all(&[
             vec![reads(3, &["a.py:12"])],
             vec![],
             vec![reads(2, &["a.py:12", "a.py:30"]), timing(0, &["a.py:7"])],
             vec![timing(4, &[])],
-        ] {
-            Doubt::add(&mut doubts, &run);
-        }
+        ]);
         let sentences: Vec<String> = doubts.iter().map(ToString::to_string).collect();
         assert_eq!(
             sentences,

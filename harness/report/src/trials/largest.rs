@@ -161,11 +161,9 @@ fn notes(report: &LargestReport) -> Vec<String> {
              itself on this GPU."
         ));
     }
-    let mut doubts = Vec::new();
-    for row in &report.rows {
-        Doubt::add(&mut doubts, &row.doubts);
-    }
-    notes.extend(notes_on_doubts(&doubts));
+    notes.extend(notes_on_doubts(&Doubt::of_all(
+        report.rows.iter().map(|row| &row.doubts),
+    )));
     if report.is_interrupted {
         notes.push("Interrupted: rows are missing.".to_owned());
     }

@@ -33,6 +33,7 @@ fn case(attempt: u64, outcome: Outcome, line: u64) -> FaultCase {
         next_size: Some(10 * MIB),
         submitted: 180,
         alone: (attempt == 1).then_some(Outcome::ServedByRetry),
+        doubts: Vec::new(),
     }
 }
 
@@ -214,6 +215,7 @@ fn the_least_memory_is_shown_by_the_order_of_addresses() {
             too_little: (enough - 2) * MIB,
             is_monotonic,
             runs: 4,
+            doubts: Vec::new(),
         }
     };
     let orders = vec![
@@ -235,6 +237,76 @@ fn the_least_memory_is_shown_by_the_order_of_addresses() {
     insta::assert_snapshot!(text(Trials::Least(&report), Style::Plain, None));
 }
 
+#[test]
+fn the_doubts_about_all_runs_are_one_line() {
+    let timing = |line: u64| {
+        vec![Doubt::Timing {
+            waits: 0,
+            at: vec![format!("train.py:{line}")],
+        }]
+    };
+    let row = |own: u64, least: u64| SettingsRow {
+        doubts: timing(own),
+        least_by_order: vec![OrderLeast {
+            addresses: "linux".to_owned(),
+            enough: 4 * MIB,
+            too_little: 2 * MIB,
+            is_monotonic: true,
+            runs: 2,
+            doubts: timing(least),
+        }],
+        ..rows()[1].clone()
+    };
+    let other = OtherOrder {
+        addresses: "reuse".to_owned(),
+        row: row(5, 6),
+    };
+    let settings = SettingsReport {
+        rows: vec![
+            row(2, 3),
+            SettingsRow {
+                other_orders: vec![other],
+                ..row(4, 3)
+            },
+        ],
+        doubts: timing(1),
+        ..SettingsReport::default()
+    };
+    let faults = FaultReport {
+        doubts: timing(1),
+        ..report(vec![
+            case(1, Outcome::Recovered, 12),
+            FaultCase {
+                doubts: timing(2),
+                ..case(2, Outcome::Recovered, 12)
+            },
+        ])
+    };
+    let least = LeastReport {
+        plenty: 8192 * MIB,
+        peak_reserved: 4 * MIB,
+        orders: settings.rows[0].least_by_order.clone(),
+        doubts: timing(1),
+        part: None,
+    };
+    for (trials, lines) in [
+        (
+            Trials::Settings(&settings),
+            "train.py:1, train.py:2, train.py:3, train.py:4, train.py:5, train.py:6",
+        ),
+        (Trials::Faults(&faults, None), "train.py:1, train.py:2"),
+        (Trials::Least(&least), "train.py:1, train.py:3"),
+    ] {
+        let text = text(trials, Style::Plain, None);
+        let line = format!(
+            "Uncertain: the program asked whether the GPU had finished at {lines}, so peaks can \
+             depend on timing."
+        );
+        assert_eq!(text.matches("Uncertain").count(), 1, "{text}");
+        assert!(text.contains(&line), "{text}");
+    }
+}
+
 fn rows() -> Vec<SettingsRow> {
     let row = |conf: &str, exit_code: Option<u8>, peak: u64| SettingsRow {
         alloc_conf: conf.to_owned(),
@@ -254,6 +326,7 @@ fn rows() -> Vec<SettingsRow> {
         least_memory: None,
         least_by_order: Vec::new(),
         other_orders: Vec::new(),
+        doubts: Vec::new(),
     };
     vec![
         row("", Some(1), 1000),
@@ -326,6 +399,7 @@ fn how_far_the_orders_of_addresses_differ_is_said_of_each_setting() {
             too_little: 690 * MIB,
             is_monotonic: true,
             runs: 4,
+            doubts: Vec::new(),
         })
         .to_vec();
     let unpredicted = Some("uses several GPUs".to_owned());

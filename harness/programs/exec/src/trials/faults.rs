@@ -64,7 +64,7 @@ pub struct FaultReport {
     pub cases: Vec<FaultCase>,
     /// Number of runs skipped after an interrupt.
     pub left_out: usize,
-    /// Why its figures may differ from those on a GPU.
+    /// Why the figures of the runs without failures may differ from those on a GPU.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub doubts: Vec<Doubt>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -72,6 +72,12 @@ pub struct FaultReport {
 }
 
 impl FaultReport {
+    /// Returns the doubts about all runs.
+    pub fn all_doubts(&self) -> Vec<Doubt> {
+        let of_cases = self.cases.iter().map(|case| &case.doubts);
+        Doubt::of_all([&self.doubts].into_iter().chain(of_cases))
+    }
+
     /// Returns whether the attempts of several ranks failed, each in turn.
     pub fn has_ranks(&self) -> bool {
         self.cases.iter().any(|case| case.rank.is_some())
@@ -145,6 +151,9 @@ pub struct FaultCase {
     pub submitted: u64,
     /// The outcome of a run in which only this attempt failed, if there was one.
     pub alone: Option<Outcome>,
+    /// Why the figures of its runs may differ from those on a GPU.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub doubts: Vec<Doubt>,
 }
 
 /// How a run with failed attempts ended.
@@ -212,6 +221,8 @@ pub fn every_fault<E: Send>(
     program.keep_shard(&mut alone, Place::name);
     let clean = (!chosen.is_empty()).then(|| program.trial.clone());
     let again = program.run(clean.as_slice())?.pop().flatten();
+    let of_clean_runs = [first].into_iter().chain(&again).map(|run| &run.doubts);
+    let doubts = Doubt::of_all(of_clean_runs);
     let again = again.and_then(|again| Some((first.difference(&again)?, again)));
     // A program that finds the files of its first run may fail, or have nothing to do.
     let is_comparable = again.as_ref().is_some_and(|(_, again)| {
@@ -262,7 +273,7 @@ pub fn every_fault<E: Send>(
         chosen: described,
         cases,
         left_out,
-        doubts: first.doubts.clone(),
+        doubts,
         part,
     })
 }
@@ -279,6 +290,7 @@ fn add_alone(
         if let (Some(run), Some(case)) = (run, case) {
             let (first, run) = (first.of_rank(place.rank), run.of_rank(place.rank));
             case.alone = Some(outcome(&place.failing(1), &first, &run));
+            Doubt::add(&mut case.doubts, &run.doubts);
         }
     }
 }
@@ -573,6 +585,7 @@ impl Clean<'_> {
             next_size: size_of(run, failed - 1 + failures(fault, run)).filter(|_| !is_of_library),
             submitted: run.submitted,
             alone: None,
+            doubts: run.doubts.clone(),
         }
     }
 

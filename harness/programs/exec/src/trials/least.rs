@@ -1,6 +1,6 @@
 //! [`least`] searches for the least memory with which a program ends as it does with plenty.
 
-use std::cell::Cell;
+use std::cell::{Cell, RefCell};
 
 use harness_allocator::units::Bytes;
 use harness_explain::least::{Least, least_memory_by};
@@ -36,11 +36,19 @@ pub struct LeastReport {
     pub peak_reserved: u64,
     /// The least memory for each address order, beginning with the first run's.
     pub orders: Vec<OrderLeast>,
-    /// Why its figures may differ from those on a GPU.
+    /// Why the figures of the first run may differ from those on a GPU.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub doubts: Vec<Doubt>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub part: Option<Part>,
+}
+
+impl LeastReport {
+    /// Returns the doubts about all runs.
+    pub fn all_doubts(&self) -> Vec<Doubt> {
+        let of_orders = self.orders.iter().map(|order| &order.doubts);
+        Doubt::of_all([&self.doubts].into_iter().chain(of_orders))
+    }
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -56,6 +64,10 @@ pub struct OrderLeast {
     pub is_monotonic: bool,
     /// The number of runs; 0 if replays alone found the amount.
     pub runs: usize,
+    /// Why the outcomes of its runs, or of the run that replays repeat, may differ from those on a
+    /// GPU.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub doubts: Vec<Doubt>,
 }
 
 /// Why a search stopped: an interrupt, or an error of the runner.
@@ -96,6 +108,7 @@ pub fn least<E: Send>(program: &Program<'_, E>, search: Search) -> Result<Option
                     is_monotonic,
                 },
                 runs,
+                doubts,
             )) => {
                 found.push(OrderLeast {
                     addresses: name(&order),
@@ -103,6 +116,7 @@ pub fn least<E: Send>(program: &Program<'_, E>, search: Search) -> Result<Option
                     too_little: too_little.0,
                     is_monotonic,
                     runs,
+                    doubts,
                 });
             }
             Err(Stop::Interrupted) => return Ok(None),
@@ -125,31 +139,31 @@ pub fn is_enough(first: &Observed, run: &Observed, allow_ooms: bool) -> bool {
 }
 
 /// Searches with one order. Replays of the first run predict the result, and two runs confirm it;
-/// if they do not, runs replace the replays. Also returns the number of runs.
+/// if they do not, runs replace the replays. Also returns the number of runs, and the doubts about
+/// them and the first run, with which each is compared.
 fn of_order<E: Send>(
     program: &Program<'_, E>,
     search: Search,
     order: Option<AddressOrder>,
     near: Option<&OrderLeast>,
     is_confirmed: bool,
-) -> Result<(Least, usize), Stop<E>> {
+) -> Result<(Least, usize, Vec<Doubt>), Stop<E>> {
     let trial = |memory: &Bytes| Trial {
         memory: *memory,
         addresses: order,
         ..program.trial.clone()
     };
     let runs = Cell::new(0);
+    let doubts = RefCell::new(program.first.doubts.clone());
     let run = |amounts: &[Bytes]| {
         runs.set(runs.get() + amounts.len());
         let observed = program
             .run(&amounts.iter().map(trial).collect::<Vec<_>>())
             .map_err(Stop::Failed)?;
         let answer = |run: Option<Observed>| {
-            Ok(is_enough(
-                program.first,
-                &run.ok_or(Stop::Interrupted)?,
-                search.allow_ooms,
-            ))
+            let run = run.ok_or(Stop::Interrupted)?;
+            Doubt::add(&mut doubts.borrow_mut(), &run.doubts);
+            Ok(is_enough(program.first, &run, search.allow_ooms))
         };
         observed
             .into_iter()
@@ -177,7 +191,7 @@ fn of_order<E: Send>(
     };
     if let Some(least) = predicted {
         if !is_confirmed {
-            return Ok((least, 0));
+            return Ok((least, 0, doubts.into_inner()));
         }
         let below = Some(least.too_little).filter(|below| *below > search.context_overhead);
         let amounts: Vec<Bytes> = below.into_iter().chain([least.enough]).collect();
@@ -186,11 +200,11 @@ fn of_order<E: Send>(
             .map(|amount| *amount == least.enough)
             .collect();
         if run(&amounts)? == expected {
-            return Ok((least, runs.get()));
+            return Ok((least, runs.get(), doubts.into_inner()));
         }
     }
     let found = bisect(program, search, near, run)?;
-    Ok((found, runs.get()))
+    Ok((found, runs.get(), doubts.into_inner()))
 }
 
 /// Bisects. Tries the result of another order first, if it is known.

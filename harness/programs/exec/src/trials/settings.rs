@@ -32,11 +32,27 @@ pub struct SettingsReport {
     /// Why no row is predicted, if rows should be. The text follows the words "the program".
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub unpredicted: Option<String>,
-    /// Why its figures may differ from those on a GPU.
+    /// Why the figures of the first run may differ from those on a GPU.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub doubts: Vec<Doubt>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub part: Option<Part>,
+}
+
+impl SettingsReport {
+    /// Returns the doubts about all runs.
+    pub fn all_doubts(&self) -> Vec<Doubt> {
+        let rows = self.rows.iter().flat_map(|row| {
+            [row]
+                .into_iter()
+                .chain(row.other_orders.iter().map(|other| &other.row))
+        });
+        let of_rows = rows.flat_map(|row| {
+            let of_orders = row.least_by_order.iter().map(|order| &order.doubts);
+            [&row.doubts].into_iter().chain(of_orders)
+        });
+        Doubt::of_all([&self.doubts].into_iter().chain(of_rows))
+    }
 }
 
 named_enum! {
@@ -78,6 +94,10 @@ pub struct SettingsRow {
     /// request failed, or it held more than 90 % of the memory.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub other_orders: Vec<OtherOrder>,
+    /// Why the figures of its run, or of the run that a replay repeats, may differ from those on a
+    /// GPU. The least memory of each order has its own.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub doubts: Vec<Doubt>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -104,6 +124,7 @@ impl SettingsRow {
             num_alloc_retries: run.retries,
             num_ooms: run.ooms,
             driver_calls: run.driver_calls,
+            doubts: run.doubts.clone(),
             ..Self::default()
         }
     }
@@ -120,6 +141,7 @@ impl SettingsRow {
             == Self {
                 basis: self.basis,
                 least_by_order: self.least_by_order.clone(),
+                doubts: self.doubts.clone(),
                 ..other.clone()
             }
     }

@@ -63,6 +63,28 @@ fn reports(
 }
 
 #[test]
+fn each_case_has_the_doubts_about_its_own_runs() {
+    let timing = |line: u64| Doubt::Timing {
+        waits: 0,
+        at: vec![format!("train.py:{line}")],
+    };
+    let report = reports(Which::All, true, |trial| {
+        let Fault { first, count, .. } = trial.faults[0];
+        Some(Observed {
+            doubts: vec![timing(10 * first + count)],
+            ..ended_well(&[2, 20, 4])
+        })
+    });
+    assert_eq!(report.doubts, []);
+    for case in &report.cases {
+        let mut both = vec![timing(10 * case.attempt + 2)];
+        Doubt::add(&mut both, &[timing(10 * case.attempt + 1)]);
+        assert_eq!(case.doubts, both);
+    }
+    assert_eq!(report.all_doubts().len(), 1);
+}
+
+#[test]
 fn each_outcome_is_classified() {
     let raised = Observed {
         errors: vec![error(3, 88)],

@@ -79,6 +79,38 @@ fn predicted(need: u64, in_replay: u64) -> OrderLeast {
 }
 
 #[test]
+fn an_order_has_the_doubts_about_the_first_run_and_its_own() {
+    let doubts = |line: &str| Doubt::Timing {
+        waits: 0,
+        at: vec![line.to_owned()],
+    };
+    let first = Observed {
+        doubts: vec![doubts("train.py:1")],
+        ..ended_well(&[512, 512])
+    };
+    let run = |trial: &Trial| {
+        let of_order = format!("{}.py:2", trial.addresses.unwrap());
+        Ok::<_, Infallible>(Some(Observed {
+            ooms: Some(u64::from(trial.memory < Bytes::mib(800))),
+            doubts: vec![doubts(&of_order)],
+            ..first.clone()
+        }))
+    };
+    let program = Program {
+        run: &run,
+        ..program(&first)
+    };
+    let Ok(report) = least(&program, search(true));
+    let report = report.unwrap();
+    assert_eq!(report.doubts, first.doubts);
+    for order in report.orders {
+        let mut both = first.doubts.clone();
+        Doubt::add(&mut both, &[doubts(&format!("{}.py:2", order.addresses))]);
+        assert_eq!(order.doubts, both);
+    }
+}
+
+#[test]
 fn two_runs_confirm_replays_and_a_search_with_runs_replaces_wrong_ones() {
     let figures = |order: &OrderLeast| [order.enough >> 20, order.too_little >> 20];
     let right = predicted(800, 800);

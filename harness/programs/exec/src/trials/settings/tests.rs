@@ -88,6 +88,45 @@ fn the_best_setting_succeeds_without_errors_with_the_lowest_peak_and_the_fewest_
     assert_eq!((none.best, none.rows[0].is_hang), (None, true));
 }
 
+fn timing(line: u64) -> Vec<Doubt> {
+    vec![Doubt::Timing {
+        waits: 0,
+        at: vec![format!("train.py:{line}")],
+    }]
+}
+
+#[test]
+fn each_row_has_the_doubts_about_its_own_runs() {
+    let run = |trial: &Trial| Observed {
+        doubts: timing(index(trial) as u64),
+        ..ended_well(&[[90, 60, 30][index(trial)]])
+    };
+    let report = compared(None, |trial| Some(run(trial)));
+    let of_rows: Vec<_> = report.rows.iter().map(|row| row.doubts.clone()).collect();
+    assert_eq!(of_rows, [timing(0), timing(1), timing(2)]);
+    // A prediction repeats the first run, and other doubts do not refute it.
+    let replay = |trial: &Trial| {
+        Some(Observed {
+            doubts: timing(0),
+            ..run(trial)
+        })
+    };
+    let report = predicted(None, &replay, |trial| Some(run(trial)));
+    let of_rows: Vec<_> = report
+        .rows
+        .iter()
+        .map(|row| (row.basis, row.doubts.clone()))
+        .collect();
+    assert_eq!(
+        of_rows,
+        [
+            (Basis::Confirmed, timing(0)),
+            (Basis::Predicted, timing(0)),
+            (Basis::Confirmed, timing(2)),
+        ]
+    );
+}
+
 #[test]
 fn a_search_ranks_by_least_memory() {
     let search = Search {

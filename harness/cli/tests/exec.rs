@@ -95,6 +95,8 @@ fn main() -> ExitCode {
         what_copies_would_share_is_named_and_each_run_starts_anew
         shards_run_the_cases_of_the_whole_and_are_merged
         shards_of_a_changed_program_or_with_other_variables_are_not_merged
+        shards_with_another_module_or_input_file_are_not_merged
+        a_program_that_is_started_without_the_variables_of_the_run_is_named
         last_failed_runs_only_the_cases_that_the_program_did_not_survive
         the_least_memory_is_found
         the_largest_value_that_fits_is_found_on_each_gpu
@@ -1273,7 +1275,9 @@ fn a_program_without_torch_runs_and_one_without_a_request_is_told_so(world: Worl
     assert!(
         ran.err
             .contains("has no torch and no other package that uses CUDA")
-            && ran.err.contains("no process opened a GPU"),
+            && ran
+                .err
+                .contains("no process used the simulated GPU: none called"),
         "{}",
         ran.err
     );
@@ -1378,7 +1382,9 @@ fn a_library_is_asked_only_by_a_process_that_uses_the_gpu_and_for_its_devices(wo
     let only_imported = run("import cupy");
     assert_eq!(only_imported.out, "");
     assert!(
-        only_imported.err.contains("no process opened a GPU"),
+        only_imported
+            .err
+            .contains("no process used the simulated GPU: none called"),
         "{}",
         only_imported.err
     );
@@ -3001,6 +3007,73 @@ fn shards_of_a_changed_program_or_with_other_variables_are_not_merged(world: Wor
     shard(2, "");
     let differ = "shards 1/2 and 2/2 differ in the file train.py: `hash ";
     assert!(refused().contains(differ), "{}", refused());
+}
+
+fn shards_with_another_module_or_input_file_are_not_merged(world: World) {
+    let program = "import json, sys, torch, pieces.sizes\njson.load(open(sys.argv[1]))\n\
+                   open(sys.argv[2], 'a').write('.')\ntorch.cuda.malloc(4 << 20)\n";
+    world.write("train.py", program);
+    world.write("pieces/__init__.py", "");
+    let shard = |index: u32, code: &str, conf: &str| {
+        world.write("pieces/sizes.py", code);
+        world.write("conf.json", conf);
+        let shard = format!("{index}/2");
+        let options = ["--every-fault", "--shard", &shard, "--format", "json"];
+        let run = ["python3", "train.py", "conf.json", "log.json"];
+        let ran = Ran::of(world.command(&options, &run).output().unwrap());
+        world.write(&format!("{index}.json"), &ran.out);
+        serde_json::from_str::<Value>(&ran.out).unwrap()["run"].clone()
+    };
+    let [input, module] = ["the file conf.json", "the module pieces.sizes"];
+    let run = shard(1, "", "1");
+    assert!(run[module].is_string() && run[input].is_string(), "{run}");
+    assert!(run["the file log.json"].is_null(), "{run}");
+    for (code, conf, differs) in [
+        ("", "1", None),
+        ("# other\n", "1", Some(module)),
+        ("", "17", Some(input)),
+    ] {
+        shard(2, code, conf);
+        let merge = ["report", "merge", "1.json", "2.json", "-o", "merged.json"];
+        let ran = Ran::of(world.harness().args(merge).output().unwrap());
+        let code = if differs.is_some() { 2 } else { 0 };
+        assert_eq!(ran.code, Some(code), "{}", ran.err);
+        let text = differs.map(|name| format!("1/2 and 2/2 differ in {name}: `hash "));
+        assert!(
+            plain(&ran.err).contains(&text.unwrap_or_default()),
+            "{}",
+            ran.err
+        );
+    }
+}
+
+fn a_program_that_is_started_without_the_variables_of_the_run_is_named(world: World) {
+    let program = "import os, subprocess, sys\n\
+                   def start(env):\n    subprocess.run([sys.executable, '-c', 'pass'], env=env)\n\
+                   start(None)\nstart({**os.environ, 'A': 'b'})\nstart({})\n\
+                   open('log', 'w')\n\
+                   os.spawnve(os.P_WAIT, '/bin/sh', ['sh', '-c', 'exit'], {})\n\
+                   subprocess.run(['uname'], env={}, stdout=subprocess.DEVNULL)\n";
+    world.write("start.py", program);
+    let ran = world.run(&RECORD, &["python3", "start.py"]);
+    assert_eq!(ran.code, Some(0), "{}", ran.err);
+    let started = world.record()["without_variables"].clone();
+    let places: Vec<String> = started
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|at| format!("{}:{}", at["name"].as_str().unwrap(), at["line"]))
+        .collect();
+    assert_eq!(places, ["start:3", "<module>:8"], "{started}");
+    let line = "started without the variables of the run, so without the simulated GPU: `python3";
+    assert!(
+        ran.err.contains(line)
+            && ran
+                .err
+                .contains("` at start.py:3, `sh` at start.py:8; pass"),
+        "{}",
+        ran.err
+    );
 }
 
 fn last_failed_runs_only_the_cases_that_the_program_did_not_survive(world: World) {

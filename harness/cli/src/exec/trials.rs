@@ -282,14 +282,22 @@ impl Options {
             && !self.allow_ooms
             && trial.faults.is_empty();
         let first = runner.first(&trial, self.format == Format::Json, is_recorded)?;
-        let Some(First {
-            observed: first,
-            took,
-            recorded,
-        }) = first
+        let Some((
+            First {
+                observed: first,
+                took,
+                recorded,
+            },
+            ended,
+        )) = first
         else {
             return Ok(Exit::Interrupted);
         };
+        if self.shard.is_some() {
+            let inputs = identity::inputs(runner.launch.command, ended.folder());
+            identity.extend(inputs.map_err(RunnerError::Lost)?);
+        }
+        drop(ended);
         if let Some(latency) = first.latency_not_reached(machine.injected().1) {
             terminal::message(format_args!(
                 "`--latency {latency}` had no effect in the first run: the program did not make \
@@ -543,7 +551,6 @@ impl Options {
             ("the machine".to_owned(), launch.machine.to_string()),
             ("torch".to_owned(), torch.to_owned()),
         ]);
-        run.extend(identity::files_of(launch.command));
         run.extend(identity::variables(
             torch,
             !alloc_confs.is_empty(),

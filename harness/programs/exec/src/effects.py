@@ -50,6 +50,9 @@ _READERS = ("ldconfig", "uname", "lscpu")
 # Programs that only read, and compilers, whose results are in caches.
 _HARMLESS = (*_READERS, "file", "nvidia-smi", "cc", "gcc", "g++", "c++", "clang", "clang++", "ptxas", "ptxas-blackwell", "nvcc")
 
+# The places noted of programs that were started without the variables of the run.
+_MOST_PLACES = 64
+
 # The first effect that a second run would repeat, and the first that copies would share, after the words "the program".
 first = None
 first_shared = None
@@ -57,6 +60,7 @@ _is_watching = True
 _kept = []  # What the library's function for Python needs.
 # Files and folders that `tempfile` has named.
 _temporary = set()
+_without_variables = set()
 _caches = os.path.abspath(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")) + os.sep
 
 
@@ -127,11 +131,33 @@ def _is_in_temporary_folder(path):
     return os.path.abspath(os.fsdecode(path)).startswith(os.path.abspath(folder) + os.sep)
 
 
+def _has_variables(event, arguments):
+    """Returns whether a program that is started has the variables of the run."""
+    environment = None if event == "os.system" else arguments[3 if event == "subprocess.Popen" else 2]
+    if environment is None:
+        environment = os.environ
+    return "HARNESS_GPU_RUN" in environment or environment is not os.environ and b"HARNESS_GPU_RUN" in environment
+
+
+def _note_without_variables(program):
+    """Notes the line that starts a program without the variables of the run, so without the simulated GPU."""
+    import json
+
+    frame, elsewhere = sys._getframe(2), (os.path.dirname(os.__file__) + os.sep, _RUN, "<frozen ")
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(elsewhere):
+        frame = frame.f_back
+    place = (program, frame.f_code.co_filename, frame.f_lineno or 0)
+    if place not in _without_variables and len(_without_variables) < _MOST_PLACES:
+        _without_variables.add(place)
+        with open(os.path.join(_RUN, "without-variables-%d.jsonl" % os.getpid()), "a") as file:
+            file.write(json.dumps({"program": program, "file": place[1], "line": place[2], "name": frame.f_code.co_name}) + "\n")
+
+
 def _has_hook(event, arguments):
     """Returns whether a Python that is started runs the hook: it has the variables, and no option that ignores them or `site`."""
-    words, environment = arguments[1], arguments[3 if event == "subprocess.Popen" else 2]
-    if environment is not None and "HARNESS_GPU_RUN" not in environment and b"HARNESS_GPU_RUN" not in environment:
+    if not _has_variables(event, arguments):
         return False
+    words = arguments[1]
     for word in map(os.fsdecode, () if isinstance(words, (str, bytes)) else words[1:]):
         if not word.startswith("-") or word.startswith(("-c", "-m")):
             break
@@ -140,9 +166,9 @@ def _has_hook(event, arguments):
     return True
 
 
-def _is_reader(event, arguments):
-    program = arguments[0] or (arguments[1] or ("",))[0]
-    return event != "os.system" and os.path.basename(os.fsdecode(program)) in _READERS
+def _program(event, arguments):
+    """The name of the program that is started."""
+    return "sh" if event == "os.system" else os.path.basename(os.fsdecode(arguments[0] or (arguments[1] or ("",))[0]))
 
 
 def _effect_of(event, arguments):
@@ -161,7 +187,7 @@ def _effect_of(event, arguments):
         program = arguments[0] or (arguments[1] or ("",))[0]
         if event != "os.system":
             # The hook watches other processes of Python.
-            name = os.path.basename(os.fsdecode(program))
+            name = _program(event, arguments)
             if name in _HARMLESS or (name.startswith("python") or program == sys.executable) and _has_hook(event, arguments):
                 return None
         return "starts %s" % os.fsdecode(program)
@@ -182,9 +208,13 @@ def _effect_of(event, arguments):
 # At the interpreter's exit this module's names become None, while destructors of the program still run.
 def _watch(event, arguments, events=frozenset(_EVENTS)):
     global first, first_shared
-    if event not in events or first or not _is_watching:
+    if event not in events or not _is_watching:
         return
     try:
+        if event in _STARTS and not _has_variables(event, arguments) and _program(event, arguments) not in _HARMLESS:
+            _note_without_variables(_program(event, arguments))
+        if first:
+            return
         if event in _SHARED:
             first_shared = first_shared or _SHARED[event]
             if event.startswith("tempfile."):
@@ -195,7 +225,7 @@ def _watch(event, arguments, events=frozenset(_EVENTS)):
                 _temporary.add(os.path.abspath(os.fsdecode(arguments[0])))
         else:
             first = _effect_of(event, arguments)
-            is_start = event in _STARTS and not _is_reader(event, arguments)
+            is_start = event in _STARTS and _program(event, arguments) not in _READERS
             first_shared = first_shared or ("starts other programs" if is_start else first)
             if first:
                 _write()

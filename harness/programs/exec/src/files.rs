@@ -17,6 +17,11 @@ pub(crate) fn hook_folder(run: &Path) -> PathBuf {
     run.join(HOOK)
 }
 
+/// Returns the file of the hook, which is written before the program starts, and never again.
+pub(crate) fn hook_script(run: &Path) -> PathBuf {
+    hook_folder(run).join("sitecustomize.py")
+}
+
 /// Returns the ledger of a run that shares its devices with no other.
 pub(crate) fn own_ledger(run: &Path) -> PathBuf {
     run.join("ledger")

@@ -505,6 +505,41 @@ def _at_exit():
         gc.freeze()
 
 
+def _own_modules():
+    """The names and the files of the program's modules, which are neither installed nor of the standard library."""
+    elsewhere = tuple(folder + os.sep for folder in (os.path.dirname(os.__file__), _RUN))
+    for name, module in list(sys.modules.items()):
+        try:
+            # Other ways would execute a lazy module.
+            of = object.__getattribute__(module, "__dict__")
+        except AttributeError:
+            continue
+        file = of.get("__file__")
+        if not isinstance(file, str) or not file.endswith(".py"):
+            continue
+        file = os.path.abspath(file)
+        if file.startswith(elsewhere) or "site-packages" in file or "dist-packages" in file:
+            continue
+        if name in ("__main__", "__mp_main__"):
+            name = getattr(of.get("__spec__"), "name", None) or os.path.basename(file)
+        yield os.fsencode(name)
+        yield os.fsencode(file)
+
+
+def _note_modules():
+    if _is_copy:
+        return
+
+    def write(path):
+        with open(path, "wb") as file:
+            file.write(b"".join(text + b"\0" for text in _own_modules()))
+
+    try:
+        _write("modules-%d" % os.getpid(), write)
+    except Exception:
+        pass  # An unusual module, a full disk, or another user: the program must not notice.
+
+
 def _write_at_abrupt_ends():
     """Makes processes that end by `os._exit`, as those that `multiprocessing` forks, or execute another program write statistics. Both skip `atexit`."""
     import functools
@@ -516,6 +551,7 @@ def _write_at_abrupt_ends():
         def write_and_end(*args, **kwargs):
             if name == "_exit" and args and args[0] != 0:
                 _note_end("exit", sys.exc_info()[1])
+            _note_modules()
             try:
                 torch = sys.modules.get("torch")
                 if hasattr(torch, "cuda") and torch.cuda.is_initialized():
@@ -1131,6 +1167,7 @@ if _RUN and not hasattr(sys, "_harness_hook"):
     os.register_at_fork(after_in_child=_forget_libraries)
     os.register_at_fork(after_in_child=_host_peaks.clear)
     atexit.register(_at_exit)
+    atexit.register(_note_modules)
     _write_at_abrupt_ends()
     _note_exits()
     for name, change in _ENDS.items():

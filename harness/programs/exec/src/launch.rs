@@ -12,7 +12,7 @@ use harness_gpu_settings::settings::{VERSIONS, Values};
 use harness_gpu_settings::text::to_variable;
 use libc::pid_t;
 
-use crate::files::{hook_folder, own_ledger};
+use crate::files::{hook_folder, hook_script, own_ledger};
 pub use crate::guardian::RunFolder;
 use crate::hang::{self, Hang, detector::Detector};
 use crate::own_libraries::AUDITING_LIBC;
@@ -256,7 +256,7 @@ impl Launch<'_> {
     fn fill(&self, run: &Path) -> io::Result<()> {
         let hook = hook_folder(run);
         fs::create_dir(&hook)?;
-        fs::write(hook.join("sitecustomize.py"), SITE)?;
+        fs::write(hook_script(run), SITE)?;
         for (name, module) in MODULES {
             fs::write(hook.join(name), module)?;
         }

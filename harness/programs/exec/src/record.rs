@@ -3,13 +3,13 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
-use std::{fs, io};
+use std::{fmt, fs, io};
 
 use harness_allocator::units::Bytes;
 use harness_gpu_settings::collectives::SIZES;
 use harness_gpu_settings::counters::{DeviceCounters, ProcessCounters};
 use harness_gpu_settings::{calls::Call, latency::Latency, ledger::Ledger, torch_statistics};
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use crate::files::{HOOKED, numbered, own_ledger, read_lines};
 use crate::torch_record::{AdaptedEngine, Caller, PEAK_ALLOCATED, Statistics, TorchRecord};
@@ -45,6 +45,10 @@ pub struct Record {
     pub outlived: Vec<String>,
     /// The processes that used the GPU or imported torch, by process ID.
     pub processes: Vec<Process>,
+    /// The programs that Python processes started without the variables of the run, so without the
+    /// simulated GPU, and where.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub without_variables: Vec<StartedProgram>,
     /// The first effect of a process outside of the program, such as `writes log.txt`. A second
     /// run would repeat it.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -52,6 +56,20 @@ pub struct Record {
     /// `true` if the program is Python with the hook, not a shell whose effects are unknown.
     #[serde(skip)]
     pub is_watched: bool,
+}
+
+/// A program that a process of Python started.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct StartedProgram {
+    pub program: String,
+    #[serde(flatten)]
+    pub at: ErrorFrame,
+}
+
+impl fmt::Display for StartedProgram {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "`{}` at {}", self.program, self.at.short())
+    }
 }
 
 /// The result of a run whose host runs ahead of the GPU, so freed memory waits longest for other
@@ -405,6 +423,11 @@ impl Record {
                 .entry(pid)
                 .and_modify(|process| process.imports = Some(words.collect()));
         }
+        let without_variables = numbered(run, WITHOUT_VARIABLES, ".jsonl")?;
+        let without_variables = without_variables
+            .iter()
+            .flat_map(|(_, path)| read_lines(path))
+            .collect();
         let effects = numbered(run, EFFECT, "")?;
         let effect = effects
             .first()
@@ -457,6 +480,7 @@ impl Record {
             different_sizes,
             outlived: outlived::read(run)?,
             processes,
+            without_variables,
             effect,
             is_watched,
         })
@@ -563,6 +587,8 @@ impl Process {
 /// The beginning of the names of files that the hook writes for each process: the first effect that
 /// a second run would repeat.
 const EFFECT: &str = "effect-";
+/// The same of files with the programs that a process started without the variables of the run.
+const WITHOUT_VARIABLES: &str = "without-variables-";
 
 impl DeviceRecord {
     fn new(index: usize, counters: &DeviceCounters) -> Self {

@@ -6,7 +6,7 @@ use harness_gpu_settings::context_overhead::ContextOverhead;
 use harness_gpu_settings::settings::{Cuda, CudnnWorkspace, Events, Settings, Values};
 use harness_gpu_settings::{latency::Latency, limits::Limits};
 
-use crate::record::{DeviceRecord, FailedCalls, HostAhead, Process, Record};
+use crate::record::{DeviceRecord, FailedCalls, HostAhead, Process, Record, StartedProgram};
 use crate::torch_record::{InferenceEngine, OtherLibrary, PEAK_ALLOCATED, Statistics, TorchRecord};
 use crate::{doubts::Doubt, machine::Machine, process::cause_of, torch};
 
@@ -23,8 +23,9 @@ pub fn render(record: &Record, machine: &Machine, gpu: Option<&str>) -> String {
 /// Lists the modelled parts too.
 fn simulated(record: &Record, settings: &Settings) -> String {
     let mut text = machine(settings);
-    text += &of_processes(record, settings.devices > 1, "the simulated GPU");
+    text += &of_processes(record, settings.devices > 1);
     text += &without_requests(record);
+    text += &without_variables(record);
     if record.used().count() > 1 {
         let unless = record.used().map(Process::unless).max().unwrap_or_default();
         for (index, held) in record
@@ -190,7 +191,10 @@ fn limited(record: &Record, name: &str, limits: &Limits) -> String {
         |memory| format!("{memory} of its {device} for each process"),
     );
     let mut text = format!("{} ({name}): {memory}\n", record.gpu);
-    text += &of_processes(record, false, &record.gpu);
+    if record.used().next().is_none() {
+        let _ = writeln!(text, "no process used {}", record.gpu);
+    }
+    text += &of_processes(record, false);
     text += &outlived(record);
     text += &how_it_ended(record);
     text += &slow_calls(record, &limits.latencies);
@@ -199,12 +203,9 @@ fn limited(record: &Record, name: &str, limits: &Limits) -> String {
     text
 }
 
-fn of_processes(record: &Record, several_devices: bool, gpu: &str) -> String {
+fn of_processes(record: &Record, several_devices: bool) -> String {
     let mut text = String::new();
     let used: Vec<&Process> = record.used().collect();
-    if used.is_empty() {
-        let _ = writeln!(text, "no process used {gpu}");
-    }
     for process in &used {
         let who = if used.len() > 1 {
             named(process)
@@ -264,7 +265,7 @@ fn without_requests(record: &Record) -> String {
             "; a process without the variables of the run, as after `env -i` or `sudo`, does not \
              see the simulated GPU"
         };
-        return format!("no process opened a GPU{why}\n");
+        return format!("no process used the simulated GPU: none called CUDA or NVML{why}\n");
     }
     let refused = asked.find_map(|process| {
         let program = &process.program;
@@ -283,6 +284,36 @@ fn without_requests(record: &Record) -> String {
         "CUDA or NVML was called, but no memory was requested{}\n",
         refused.unwrap_or_else(|| ", and no call failed".to_owned())
     )
+}
+
+/// Names the programs that were started without the simulated GPU.
+fn without_variables(record: &Record) -> String {
+    let mut started: Vec<String> = record
+        .without_variables
+        .iter()
+        .map(StartedProgram::to_string)
+        .collect();
+    started.sort_unstable();
+    started.dedup();
+    if started.is_empty() {
+        return String::new();
+    }
+    format!(
+        "started without the variables of the run, so without the simulated GPU: {}; pass them \
+         on, as in `env={{**os.environ, ...}}`\n",
+        first_of(&started)
+    )
+}
+
+/// Lists the first of these names.
+fn first_of(names: &[impl AsRef<str>]) -> String {
+    let shown: Vec<&str> = names.iter().take(NAMES).map(AsRef::as_ref).collect();
+    let more = if names.len() > NAMES {
+        format!(" and {} more", names.len() - NAMES)
+    } else {
+        String::new()
+    };
+    shown.join(", ") + &more
 }
 
 /// Who waits for whom, and ranks that call a collective with different sizes.
@@ -442,15 +473,10 @@ fn not_modelled(record: &Record) -> String {
     names.sort_unstable();
     names.dedup();
     if !names.is_empty() {
-        let more = if names.len() > NAMES {
-            format!(" and {} more", names.len() - NAMES)
-        } else {
-            String::new()
-        };
         let _ = writeln!(
             text,
-            "not modelled (CUDA returned \"not supported\", other libraries success): {}{more}",
-            names[..names.len().min(NAMES)].join(", ")
+            "not modelled (CUDA returned \"not supported\", other libraries success): {}",
+            first_of(&names)
         );
     }
     text

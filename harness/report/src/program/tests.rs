@@ -91,6 +91,7 @@ fn run() -> (Record, Machine, Vec<ProgramTimeline>) {
         different_sizes: None,
         outlived: Vec::new(),
         host_ahead: None,
+        without_variables: Vec::new(),
         effect: None,
         is_watched: true,
         peak_held: vec![400 << 20],

@@ -73,6 +73,7 @@ fn record(processes: Vec<Process>) -> (Record, Settings) {
             different_sizes: None,
             outlived: Vec::new(),
             host_ahead: None,
+            without_variables: Vec::new(),
             effect: None,
             is_watched: true,
             processes,
@@ -530,11 +531,32 @@ fn a_program_that_starts_no_watched_python_may_have_lost_the_variables_of_the_ru
     let text = simulated(&record, &settings);
     assert!(
         text.contains(
-            "no process opened a GPU; a process without the variables of the run, as after `env \
-             -i` or `sudo`, does not see the simulated GPU\n"
+            "no process used the simulated GPU: none called CUDA or NVML; a process without the \
+             variables of the run, as after `env -i` or `sudo`, does not see the simulated GPU\n"
         ),
         "{text}"
     );
+}
+
+#[test]
+fn programs_that_were_started_without_the_variables_of_the_run_are_one_line() {
+    let (record, settings) = record(Vec::new());
+    let started = |program: &str, line: u64| StartedProgram {
+        program: program.to_owned(),
+        at: ErrorFrame {
+            file: "/home/me/train.py".to_owned(),
+            line,
+            name: "step".to_owned(),
+        },
+    };
+    let record = Record {
+        without_variables: vec![started("sh", 9), started("python3", 5), started("sh", 9)],
+        ..record
+    };
+    let text = simulated(&record, &settings);
+    let line = "started without the variables of the run, so without the simulated GPU: `python3` \
+                at train.py:5, `sh` at train.py:9; pass them on, as in `env={**os.environ, ...}`\n";
+    assert!(text.contains(line), "{text}");
 }
 
 #[test]
@@ -550,10 +572,11 @@ fn a_process_that_requests_no_memory_is_shown_with_its_first_failed_call() {
     let called = "CUDA or NVML was called, but no memory was requested";
     let shown = text(refused.clone());
     assert!(
-        shown.contains(&format!(
-            "{called}: cuDeviceGetLuid was the first call that failed, with error 801 in \
+        !shown.contains("no process used")
+            && shown.contains(&format!(
+                "{called}: cuDeviceGetLuid was the first call that failed, with error 801 in \
              `python3.11`"
-        )),
+            )),
         "{shown}"
     );
     refused.refusal = None;

@@ -1,16 +1,19 @@
-//! The identity of a command beyond its words, for [`merge`](super::merge): the contents of the
-//! [`files_of`] that it names, and the [`variables`] that change its run.
+//! The identity of a command beyond its words, for [`merge`](super::merge): the [`inputs`] of its
+//! first run, and the [`variables`] that change its run.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::{OsStr, OsString};
-use std::io::Read as _;
+use std::io::{self, Read as _};
+use std::os::unix::ffi::OsStrExt as _;
+use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 use std::{env, fs};
 
 use harness_allocator::allocator::caching::TorchVersion;
-use harness_allocator::hash::fnv1a;
+use harness_allocator::hash::{fnv1a, fnv1a_from};
 use harness_base::files;
 
+use crate::files::{hook_script, numbered};
 use crate::torch;
 
 /// What the shards of a run have in common, by name: the version of harness, the command, its
@@ -19,10 +22,14 @@ pub type Run = BTreeMap<String, String>;
 
 const VARIABLE: &str = "the variable ";
 const FILE: &str = "the file ";
+const MODULE: &str = "the module ";
 const ALLOCATOR: &str = "the settings of PyTorch's allocator";
 
-/// Code and configurations. Other files may be output, which each run changes.
-const READ: [&str; 5] = ["py", "sh", "yaml", "yml", "toml"];
+/// The beginning of the names of files in which each Python process lists its own modules: names
+/// and paths, each with a zero at its end.
+const MODULES: &str = "modules-";
+/// Bytes of a file that are in memory at the same time.
+const PART: u64 = 1 << 20;
 /// The system's programs, whose builds differ between machines.
 const OF_SYSTEM: [&str; 4] = ["/bin", "/sbin", "/usr/bin", "/usr/sbin"];
 /// What the names of variables begin with that PyTorch, other libraries of CUDA and our allocators
@@ -61,38 +68,99 @@ pub(super) fn is_of_environment(name: &str) -> bool {
     name.starts_with(VARIABLE) || name == ALLOCATOR
 }
 
-/// Returns whether a name in a [`Run`] is of a file. A shard without it ran before the program
-/// wrote the file.
+/// Returns whether a name in a [`Run`] is of a file or a module. A shard without it ran before the
+/// program wrote the file.
 pub(super) fn is_of_file(name: &str) -> bool {
-    name.starts_with(FILE)
+    name.starts_with(FILE) || name.starts_with(MODULE)
 }
 
-/// Returns hashes of the files with the code and the configuration of a command: scripts, modules
-/// after `-m` in the current folder and PYTHONPATH, and programs outside of the system's folders.
-pub fn files_of(command: &[OsString]) -> Run {
+/// Returns hashes of the files that a run read, in whose folder the list of modules is: those that
+/// the command names, and the modules of its Python processes that are neither installed nor of the
+/// standard library. A file that changed after the run began is output, and no part of this.
+pub fn inputs(command: &[OsString], run: &Path) -> io::Result<Run> {
+    let hook = fs::metadata(hook_script(run))?;
+    let began = (hook.mtime(), hook.mtime_nsec());
+    // Programs can set the time of a modification, but not that of a change.
+    let is_input = |path: &Path| {
+        fs::metadata(path).is_ok_and(|file| (file.ctime(), file.ctime_nsec()) < began)
+    };
+    let named = named_files(command)
+        .into_iter()
+        .filter(|(_, path)| is_input(path))
+        .map(|(name, path)| (format!("{FILE}{name}"), format!("hash {}", hash_of(&path))));
+    let mut modules: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
+    for (name, path) in modules_of(run)? {
+        if is_input(&path) {
+            // Each process has its own main module.
+            modules.entry(name).or_default().insert(hash_of(&path));
+        }
+    }
+    let modules = modules.into_iter().map(|(name, hashes)| {
+        let hashes: Vec<String> = hashes.into_iter().collect();
+        (
+            format!("{MODULE}{name}"),
+            format!("hash {}", hashes.join(" and ")),
+        )
+    });
+    Ok(named.chain(modules).collect())
+}
+
+/// Returns the modules that the processes of a run listed.
+fn modules_of(run: &Path) -> io::Result<BTreeSet<(String, PathBuf)>> {
+    let mut found = BTreeSet::new();
+    for (_, path) in numbered(run, MODULES, "")? {
+        let list = fs::read(path)?;
+        let texts: Vec<&[u8]> = list.split(|byte| *byte == 0).collect();
+        found.extend(texts.as_chunks().0.iter().map(|[name, path]| {
+            let name = String::from_utf8_lossy(name).into_owned();
+            (name, PathBuf::from(OsStr::from_bytes(path)))
+        }));
+    }
+    Ok(found)
+}
+
+/// Returns the files that a command names: its script, other files, modules after `-m` in the
+/// current folder and PYTHONPATH, and programs outside of the system's folders.
+fn named_files(command: &[OsString]) -> BTreeMap<String, PathBuf> {
     let mut found: BTreeMap<String, PathBuf> = BTreeMap::new();
     let program = command
         .first()
         .and_then(|word| Some((word.to_string_lossy().into_owned(), torch::in_path(word)?)));
     found.extend(program.filter(|(_, path)| is_own(path)));
     for word in command {
-        let word = word.to_string_lossy();
+        let is_named = |path: &Path| path.is_file() && is_own(path);
+        if is_named(Path::new(word)) {
+            found.insert(word.to_string_lossy().into_owned(), word.into());
+            continue;
+        }
         // A shell's command and an option with a value contain paths.
+        let word = word.to_string_lossy();
         let paths = word
             .split(|c: char| c.is_whitespace() || "'\";=".contains(c))
-            .filter(|path| is_read(Path::new(path)));
+            .filter(|path| is_named(Path::new(path)));
         found.extend(paths.map(|path| (path.to_owned(), path.into())));
     }
-    found.extend(script(command).map(|path| (path.display().to_string(), path)));
     found.extend(module(command));
-    let hash = |(name, path): (String, PathBuf)| {
-        let content = fs::read(path).map_or_else(
-            |error| error.to_string(),
-            |content| format!("{:016x}", fnv1a(without_interpreter(&content))),
-        );
-        (format!("{FILE}{name}"), format!("hash {content}"))
+    found
+}
+
+/// Returns the hash of a file's content, or why it cannot be read.
+fn hash_of(path: &Path) -> String {
+    let hash = || {
+        let mut file = files::open(path)?;
+        let mut content = Vec::new();
+        let part = |file: &mut fs::File, content: &mut Vec<u8>| {
+            content.clear();
+            file.take(PART).read_to_end(content)
+        };
+        part(&mut file, &mut content)?;
+        let mut hash = fnv1a(without_interpreter(&content));
+        while part(&mut file, &mut content)? > 0 {
+            hash = fnv1a_from(hash, &content);
+        }
+        io::Result::Ok(format!("{hash:016x}"))
     };
-    found.into_iter().map(hash).collect()
+    hash().unwrap_or_else(|error| error.to_string())
 }
 
 /// The path of the interpreter in a script's first or second line differs between machines.
@@ -112,27 +180,6 @@ fn is_own(program: &Path) -> bool {
         .and_then(|folder| folder.canonicalize().ok())
         .is_some_and(|folder| OF_SYSTEM.iter().any(|system| folder == Path::new(system)));
     !is_of_system && !program.file_name().is_some_and(torch::is_python)
-}
-
-fn is_read(path: &Path) -> bool {
-    let is_program = || {
-        let mut start = Vec::new();
-        let file = files::open(path).map(|file| file.take(4));
-        file.is_ok_and(|mut file| file.read_to_end(&mut start).is_ok())
-            && (start.starts_with(b"#!") || start == *b"\x7fELF")
-    };
-    let ending = path.extension().and_then(OsStr::to_str);
-    path.is_file()
-        && is_own(path)
-        && (ending.is_some_and(|ending| READ.contains(&ending)) || is_program())
-}
-
-/// Returns the script that a Python of the command runs.
-fn script(command: &[OsString]) -> Option<PathBuf> {
-    let is_python = |word: &OsString| Path::new(word).file_name().is_some_and(torch::is_python);
-    let mut words = command.iter().skip_while(|word| !is_python(word)).skip(1);
-    let script = words.find(|word| !word.as_encoded_bytes().starts_with(b"-"))?;
-    Some(PathBuf::from(script)).filter(|script| script.is_file())
 }
 
 /// Returns the file of the module after `-m`, with its name relative to the folder that has it.

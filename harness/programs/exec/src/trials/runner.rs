@@ -61,14 +61,14 @@ pub struct First {
 impl Runner<'_> {
     /// Runs the program with this process's standard output and error. If `is_output_kept_free`,
     /// its standard output goes to standard error, because standard output carries a document. If
-    /// `is_recorded`, also records the program's allocations on a simulated GPU. Returns `None` if
-    /// the user interrupted.
+    /// `is_recorded`, also records the program's allocations on a simulated GPU. Also returns the
+    /// folder of the run; `None` if the user interrupted.
     pub fn first(
         &self,
         trial: &Trial,
         is_output_kept_free: bool,
         is_recorded: bool,
-    ) -> Result<Option<First>, RunnerError> {
+    ) -> Result<Option<(First, EndedProgram)>, RunnerError> {
         let is_recorded = is_recorded && matches!(self.launch.machine, Machine::Simulated(_));
         let began = Instant::now();
         let stdout = if is_output_kept_free {
@@ -93,7 +93,7 @@ impl Runner<'_> {
             record(prepared, is_recorded);
             Ok(())
         })?;
-        Ok(ended.map(|ended| self.first_of(trial, began, ended, is_recorded)))
+        Ok(ended.map(|ended| self.first_of(trial, began, ended, is_recorded).0))
     }
 
     fn first_of(
@@ -102,17 +102,18 @@ impl Runner<'_> {
         began: Instant,
         (ended, record, observed): (EndedProgram, Record, Observed),
         is_recorded: bool,
-    ) -> First {
+    ) -> (First, EndedProgram) {
         let memory = trial
             .memory
             .saturating_sub(self.launch.machine.context_overhead());
         let recorded =
             is_recorded.then(|| replay::recorded(&record, &observed, ended.folder(), memory));
-        First {
+        let first = First {
             observed,
             took: began.elapsed(),
             recorded,
-        }
+        };
+        (first, ended)
     }
 
     fn observe(

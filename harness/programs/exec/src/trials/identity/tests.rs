@@ -2,30 +2,51 @@
 #![allow(clippy::unwrap_used)]
 
 use std::fs;
+use std::time::{Duration, SystemTime};
 
 use super::*;
+
+/// The folder of a run that begins in an hour, so all files were written before.
+fn run_folder() -> tempfile::TempDir {
+    let run = tempfile::tempdir().unwrap();
+    fs::create_dir(run.path().join("python")).unwrap();
+    fs::write(hook_script(run.path()), "").unwrap();
+    set_began(run.path(), SystemTime::now() + Duration::from_secs(3600));
+    run
+}
+
+fn set_began(run: &Path, began: SystemTime) {
+    let hook = fs::File::options().append(true).open(hook_script(run));
+    hook.unwrap().set_modified(began).unwrap();
+}
 
 fn words(text: &str) -> Vec<OsString> {
     text.split('|').map(OsString::from).collect()
 }
 
 #[test]
-fn the_code_and_the_configurations_that_a_command_names_have_hashes() {
+fn the_files_that_a_command_names_have_hashes() {
     let folder = tempfile::tempdir().unwrap();
     let at = |name: &str| folder.path().join(name).display().to_string();
     for name in ["train.py", "plain", "run.sh", "model.yaml", "log.json"] {
         fs::write(at(name), name).unwrap();
     }
     fs::write(at("tool"), "#!/here/bin/python\ncode").unwrap();
+    fs::write(at("a b.json"), "spaced").unwrap();
+    let run = run_folder();
     let named = |command: &str| -> Vec<String> {
-        files_of(&words(&command.replace("./", &at(""))))
+        inputs(&words(&command.replace("./", &at(""))), run.path())
+            .unwrap()
             .into_keys()
             .map(|name| name.replace(&at(""), "./"))
             .collect()
     };
     for (command, files) in [
-        ("python3|./train.py|--out|./log.json", &["./train.py"][..]),
-        ("python3|-u|./plain|./log.json", &["./plain"]),
+        (
+            "python3|./train.py|--in|./log.json",
+            &["./log.json", "./train.py"][..],
+        ),
+        ("python3|-u|./plain|./a b.json", &["./a b.json", "./plain"]),
         (
             "/usr/bin/env|python3|./train.py|--conf=./model.yaml",
             &["./model.yaml", "./train.py"],
@@ -43,7 +64,7 @@ fn the_code_and_the_configurations_that_a_command_names_have_hashes() {
             .collect();
         assert_eq!(named(command), files, "{command}");
     }
-    let hash = || files_of(&words(&format!("python3|{}", at("tool"))));
+    let hash = || inputs(&words(&format!("python3|{}", at("tool"))), run.path()).unwrap();
     let before = hash();
     fs::write(at("tool"), "#!/there/bin/python\ncode").unwrap();
     assert_eq!(hash(), before);
@@ -57,6 +78,91 @@ fn the_code_and_the_configurations_that_a_command_names_have_hashes() {
     let before = long("/a b/bin/python", "code");
     assert_eq!(long("/c/bin/python", "code"), before);
     assert_ne!(long("/c/bin/python", "other code"), before);
+}
+
+#[test]
+fn a_file_that_changed_after_the_run_began_is_output() {
+    let folder = tempfile::tempdir().unwrap();
+    let at = |name: &str| folder.path().join(name).display().to_string();
+    fs::write(at("train.py"), "code").unwrap();
+    fs::write(at("log.json"), "{}").unwrap();
+    let command = words(&format!("python3|{}|{}", at("train.py"), at("log.json")));
+    let run = run_folder();
+    assert_eq!(inputs(&command, run.path()).unwrap().len(), 2);
+    // A program can set the time of a modification.
+    let log = fs::File::options().append(true).open(at("log.json"));
+    log.unwrap().set_modified(SystemTime::UNIX_EPOCH).unwrap();
+    let changed = fs::metadata(at("log.json")).unwrap();
+    let changed =
+        SystemTime::UNIX_EPOCH + Duration::new(changed.ctime() as u64, changed.ctime_nsec() as u32);
+    set_began(run.path(), changed);
+    let after: Vec<String> = inputs(&command, run.path()).unwrap().into_keys().collect();
+    assert!(
+        !after.contains(&format!("the file {}", at("log.json"))),
+        "{after:?}"
+    );
+}
+
+#[test]
+fn modules_that_processes_listed_have_one_hash_for_each_content() {
+    let folder = tempfile::tempdir().unwrap();
+    let run = run_folder();
+    let file = |name: &str| folder.path().join(name);
+    for (name, text) in [
+        ("a/main.py", "a"),
+        ("b/main.py", "b"),
+        ("model.py", "model"),
+    ] {
+        fs::create_dir_all(file(name).parent().unwrap()).unwrap();
+        fs::write(file(name), text).unwrap();
+    }
+    let list = |pid: u32, modules: &[(&str, &str)]| {
+        let texts = modules.iter().flat_map(|(name, path)| {
+            [
+                name.as_bytes(),
+                b"\0",
+                file(path).as_os_str().as_bytes(),
+                b"\0",
+            ]
+            .concat()
+        });
+        fs::write(
+            run.path().join(format!("modules-{pid}")),
+            texts.collect::<Vec<_>>(),
+        )
+        .unwrap();
+    };
+    list(7, &[("main.py", "a/main.py"), ("model", "model.py")]);
+    list(8, &[("main.py", "b/main.py"), ("lost", "missing.py")]);
+    let hash = |text: &str| format!("{:016x}", fnv1a(text.as_bytes()));
+    let mut mains = [hash("a"), hash("b")];
+    mains.sort();
+    assert_eq!(
+        inputs(&words("python3"), run.path()).unwrap(),
+        Run::from([
+            (
+                "the module main.py".to_owned(),
+                format!("hash {}", mains.join(" and "))
+            ),
+            (
+                "the module model".to_owned(),
+                format!("hash {}", hash("model"))
+            ),
+        ])
+    );
+}
+
+#[test]
+fn the_hash_of_a_long_file_is_that_of_all_of_it() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("weights");
+    let mut content = vec![7; PART as usize + 1];
+    fs::write(&path, &content).unwrap();
+    assert_eq!(hash_of(&path), format!("{:016x}", fnv1a(&content)));
+    content[PART as usize] = 8;
+    let before = hash_of(&path);
+    fs::write(&path, &content).unwrap();
+    assert_ne!(hash_of(&path), before);
 }
 
 #[test]

@@ -134,6 +134,30 @@ fn a_variable_that_only_one_shard_had_is_unset_in_the_other() {
 }
 
 #[test]
+fn a_module_that_both_shards_have_must_be_the_same() {
+    let with = |index: u32, modules: &[(&str, &str)]| {
+        let modules = modules
+            .iter()
+            .map(|(name, hash)| (format!("the module {name}"), (*hash).to_owned()));
+        let run = Run::from_iter(run().into_iter().chain(modules));
+        Document::read(
+            &document(&report(index, 8, &[]), 1, &run)
+                .unwrap()
+                .to_string(),
+        )
+        .unwrap()
+    };
+    let model = |hash| [("model", hash)];
+    assert_eq!(
+        merge(vec![with(1, &model("hash 1")), with(2, &model("hash 2"))]).unwrap_err(),
+        "shards 1/2 and 2/2 differ in the module model: `hash 1` and `hash 2`"
+    );
+    assert!(merge(vec![with(1, &model("hash 1")), with(2, &model("hash 1"))]).is_ok());
+    // A module may be imported only after another shard's run wrote it.
+    assert!(merge(vec![with(1, &model("hash 1")), with(2, &[])]).is_ok());
+}
+
+#[test]
 fn a_shard_whose_version_was_removed_is_refused() {
     let mut document = document(&report(1, 8, &["wsl"]), 1, &run()).unwrap();
     document.as_object_mut().unwrap().shift_remove(VERSION);

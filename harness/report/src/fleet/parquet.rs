@@ -100,7 +100,11 @@ pub fn file(rows: &[Row]) -> Result<Vec<u8>> {
         Column::Text(_) => format!("optional binary {name} (UTF8);"),
         Column::Number(_) => format!("optional int64 {name};"),
         Column::Flag(_) => format!("optional boolean {name};"),
-        Column::Texts(_) => format!("repeated binary {name} (UTF8);"),
+        // Of the forms of a list, the one that all readers know.
+        Column::Texts(_) => format!(
+            "required group {name} (LIST) {{ repeated group list {{ required binary element \
+             (UTF8); }} }}"
+        ),
     };
     let schema = parse_message_type(&format!(
         "message fleet {{ {} }}",

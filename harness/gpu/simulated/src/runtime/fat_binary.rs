@@ -6,7 +6,7 @@ use std::{ptr, slice};
 
 use harness_allocator::units::Bytes;
 
-use crate::image::Image;
+use crate::image::{Image, Kernel};
 
 /// The structure that a program registers.
 #[repr(C)]
@@ -64,6 +64,19 @@ pub(crate) unsafe fn chosen_code(wrapper: usize, device: u32) -> Option<u32> {
     chosen
         .or_else(|| capabilities().filter(|code| *code <= device).max())
         .or_else(|| capabilities().min())
+}
+
+/// What a kernel needs by the machine code for a capability, unless that is compressed.
+///
+/// # Safety
+/// The address is zero or that of a fat binary that a program registered.
+pub(crate) unsafe fn kernel(wrapper: usize, capability: u32, name: &str) -> Option<Kernel> {
+    // SAFETY: as the caller promises.
+    let mut codes = unsafe { entries_with_code(wrapper) }.into_iter();
+    let (_, code) = codes.find(|(entry, code)| {
+        entry.kind == CUBIN && entry.capability == capability && code.starts_with(b"\x7fELF")
+    })?;
+    Image::of(code).kernel(name)
 }
 
 /// Returns the size of the machine code in an image that a program loads: of an ELF file, or of the
@@ -193,29 +206,27 @@ unsafe fn entries_with_code<'a>(image: usize) -> Vec<(Entry, &'a [u8])> {
 mod tests {
     use super::*;
 
-    /// An entry with eight bytes of code, and this size before compression.
-    fn entry(kind: u16, capability: u32, uncompressed: u64) -> Vec<u8> {
+    /// An entry with code, and this size before compression.
+    fn entry_of(kind: u16, capability: u32, uncompressed: u64, code: &[u8]) -> Vec<u8> {
         let mut bytes = [kind.to_ne_bytes(), 1_u16.to_ne_bytes()].concat();
         bytes.extend(64_u32.to_ne_bytes());
-        bytes.extend(8_u64.to_ne_bytes());
+        bytes.extend((code.len().next_multiple_of(8) as u64).to_ne_bytes());
         bytes.extend([0; 12]);
         bytes.extend(capability.to_ne_bytes());
         bytes.extend([0; 24]);
         bytes.extend(uncompressed.to_ne_bytes());
-        bytes.extend([0; 8]);
+        bytes.extend(code);
+        bytes.resize(bytes.len().next_multiple_of(8), 0);
         bytes
     }
 
-    #[test]
-    fn the_newest_code_for_a_device_is_chosen_and_has_its_size_before_compression() {
-        let entries = [
-            entry(CUBIN, 75, 0),
-            entry(CUBIN, 80, 0),
-            entry(CUBIN, 86, 4096),
-            entry(CUBIN, 90, 0),
-            entry(PTX, 90, 1 << 20),
-        ]
-        .concat();
+    fn entry(kind: u16, capability: u32, uncompressed: u64) -> Vec<u8> {
+        entry_of(kind, capability, uncompressed, &[0; 8])
+    }
+
+    /// The words of a fat binary with these entries.
+    fn fat_binary(entries: &[Vec<u8>]) -> Vec<u64> {
+        let entries = entries.concat();
         let mut bytes = [
             HEADER_MAGIC.to_ne_bytes().as_slice(),
             &1_u16.to_ne_bytes(),
@@ -224,10 +235,39 @@ mod tests {
         .concat();
         bytes.extend((entries.len() as u64).to_ne_bytes());
         bytes.extend(entries);
-        let aligned: Vec<u64> = bytes
+        bytes
             .chunks(8)
             .map(|word| u64::from_ne_bytes(word.try_into().expect("the length is a multiple of 8")))
-            .collect();
+            .collect()
+    }
+
+    #[test]
+    fn the_needs_of_a_kernel_are_those_of_the_code_for_the_device() {
+        let cubin = include_bytes!("../image/kernels.cubin");
+        let words = fat_binary(&[
+            entry(CUBIN, 75, 1 << 20),
+            entry_of(PTX, 90, 0, cubin),
+            entry_of(CUBIN, 90, 0, cubin),
+        ]);
+        let address = words.as_ptr().expose_provenance();
+        // SAFETY: the fat binary was just built.
+        let registers = |capability, name| unsafe {
+            kernel(address, capability, name).map(|known| (known.registers, known.shared))
+        };
+        assert_eq!(registers(90, "first"), Some((10, 4096)));
+        assert_eq!(registers(90, "third"), None);
+        assert_eq!(registers(75, "first"), None, "it is compressed");
+    }
+
+    #[test]
+    fn the_newest_code_for_a_device_is_chosen_and_has_its_size_before_compression() {
+        let aligned = fat_binary(&[
+            entry(CUBIN, 75, 0),
+            entry(CUBIN, 80, 0),
+            entry(CUBIN, 86, 4096),
+            entry(CUBIN, 90, 0),
+            entry(PTX, 90, 1 << 20),
+        ]);
         let wrapper = Wrapper {
             magic: WRAPPER_MAGIC,
             version: 1,

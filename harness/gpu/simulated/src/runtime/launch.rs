@@ -7,7 +7,7 @@ use std::{cell::RefCell, collections::HashMap, ptr};
 
 use harness_gpu_settings::{export, ffi::Out};
 
-use super::fat_binary::chosen_code;
+use super::fat_binary::{self, chosen_code};
 use super::streams::{allow_unsafe, submit};
 use crate::code::{Code, last, message, name, put, remember, take_last};
 use crate::mangled::{self, OPERAND_WORDS, Parameter};
@@ -246,16 +246,25 @@ const FUNCTION_ATTRIBUTES: usize = 144;
 unsafe extern "C" fn cudaFuncGetAttributes(attributes: *mut u8, kernel: usize) -> c_int {
     let gpu = machine().settings.gpu;
     let capability = 10 * gpu.capability.0 + gpu.capability.1;
-    let binary = KERNELS
+    let (binary, name) = KERNELS
         .lock()
         .unwrap_or_else(PoisonError::into_inner)
         .get(&kernel)
-        .map_or(0, |kernel| kernel.binary);
+        .map_or((0, 0), |kernel| (kernel.binary, kernel.name));
     // SAFETY: the program registered this binary.
     let version = unsafe { chosen_code(binary, capability) }.unwrap_or(capability);
+    // SAFETY: as above, with the name of the kernel.
+    let known = (name != 0).then(|| unsafe {
+        let name = CStr::from_ptr(ptr::with_exposed_provenance(name));
+        fat_binary::kernel(binary, version, name.to_str().ok()?)
+    });
+    let known = known.flatten().unwrap_or_default();
     let figures = [
-        (24, BLOCK_THREADS),
-        (28, 32),
+        (0, known.shared),
+        (8, known.constant),
+        (16, known.local),
+        (24, known.threads),
+        (28, known.registers),
         (32, version),
         (36, version),
         (44, gpu.limits().shared_memory_of_a_block),

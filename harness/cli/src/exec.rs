@@ -5,6 +5,7 @@ mod annotations;
 mod baseline;
 mod failed_cases;
 mod largest;
+pub(crate) mod matrix;
 mod trials;
 mod values;
 
@@ -63,6 +64,7 @@ const EXAMPLES: &str = "Examples:
   harness exec --memory 24GiB --baseline peaks.json --code-quality lines.json -- python train.py
   harness exec --python old/bin/python --python new/bin/python -- train.py
   harness exec --alloc-conf '' --alloc-conf expandable_segments:True -- python train.py
+  harness exec --matrix runs.yaml --shard 1/4 --compare earlier.jsonl
   harness exec --device cuda:0 --memory 24GiB --fail cudaMalloc:40:2 -- python train.py
   harness exec --gpu h100-80 --devices 4 --record run.json -- torchrun --nproc-per-node 4 train.py
 
@@ -81,6 +83,9 @@ run is stopped, and the summary lists who waits for whom.
 
 With `--baseline` or two `--python`, the exit code is 1 if a figure differs and the program ends
 with 0.
+
+With `--matrix`, no run uses our standard streams. The exit code is 1 if a run does not end with
+exit code 0, or if a peak is larger than in the rows of `--compare`.
 
 With many runs, the first run uses our standard output and error, and no run uses our standard
 input. The exit code is 1 if the program does not meet `--expect`, if an injected failure never
@@ -242,8 +247,14 @@ pub(super) struct Exec {
     many: trials::Options,
     #[command(flatten)]
     largest: largest::LargestOptions,
+    #[command(flatten)]
+    matrix: matrix::MatrixOptions,
     /// The program and its arguments.
-    #[arg(last = true, required = true, value_name = "COMMAND")]
+    #[arg(
+        last = true,
+        required_unless_present = "matrix",
+        value_name = "COMMAND"
+    )]
     command: Vec<OsString>,
     /// The default of `values` for this shell or repository.
     #[arg(skip)]
@@ -275,6 +286,11 @@ impl Exec {
     pub(super) fn run(mut self) -> Result<ExitCode, Failures> {
         if self.values.is_none() && self.device.is_none() {
             self.settled_values = values::settled()?;
+        }
+        match self.matrix.files() {
+            (Some(matrix), _) => return self.run_matrix(matrix),
+            (None, Some(figures)) => return self.run_for_matrix(figures),
+            (None, None) => {}
         }
         let is_search = self.largest.are_asked_for();
         let has_many = self
@@ -374,8 +390,7 @@ impl Exec {
             None
         };
         if let Some(settings) = settings
-            .filter(|_| self.chosen_values().is_none() && record.obstacle_to_repetition().is_none())
-            && let Some(end) = record.end_by_values()
+            && let Some(end) = self.ended_by_values(&record)
         {
             terminal::message(format_args!(
                 "\nThe program ended {end}, after it read values that nothing computed{}: it runs \
@@ -420,6 +435,14 @@ impl Exec {
                 .for_each(terminal::message);
         }
         Ok(setup)
+    }
+
+    /// Returns how the program ended, if it may end otherwise with computed values and can run
+    /// again.
+    fn ended_by_values(&self, record: &Record) -> Option<String> {
+        (self.chosen_values().is_none() && record.obstacle_to_repetition().is_none())
+            .then(|| record.end_by_values())
+            .flatten()
     }
 
     /// The real GPU with its limits, and its name.

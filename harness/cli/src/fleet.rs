@@ -19,10 +19,11 @@ use harness_explain::fleet::{Analysis, FleetOutcome, Row};
 use harness_report::fleet::{FleetSummary, html, render};
 
 use self::cloud::Cloud;
-use self::rows::{Journal, Table};
+use self::rows::Table;
 use self::sources::{Source, Sources};
 use super::browser::Browser;
 use super::error::{CliError, Failures};
+use super::journal::{self, Journal};
 use super::{Format, arguments, built, exit::Exit, explain::Explain, interrupt, terminal};
 
 const EXAMPLES: &str = "Examples:
@@ -110,12 +111,12 @@ impl Fleet {
             .collect();
         let memory = self.memory.map(|memory| memory.to_string());
         let made_with = format!("{} {}", built::identity(), memory.unwrap_or_default());
-        let known = Known::new(rows::usable(&self.output.out)?, &made_with);
+        let known = Known::new(journal::usable(&rows::path(&self.output.out))?, &made_with);
         fs::create_dir_all(&self.output.out).map_err(CliError::unwritten(&self.output.out))?;
         for file in [PAGE, COLUMNS].map(|name| self.output.out.join(name)) {
             files::check_output(&file).map_err(CliError::unwritten(&file))?;
         }
-        let journal = Journal::open(&self.output.out)?;
+        let journal = Journal::open(&rows::path(&self.output.out))?;
         let bar = terminal::progress(
             true,
             "{wide_bar} {pos}/{len} snapshots",

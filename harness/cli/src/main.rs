@@ -29,6 +29,7 @@ mod import;
 mod inputs;
 mod interrupt;
 mod jobs;
+mod journal;
 mod kind;
 mod last_failed;
 mod library_host;

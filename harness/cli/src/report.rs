@@ -13,6 +13,7 @@ use harness_report::{bench, runs, store as scenario_runs};
 use serde::Serialize;
 
 use super::error::{CliError, Failures};
+use super::exec::matrix;
 use super::exit::{self, Exit};
 use super::inputs::{self, SUITES};
 use super::{Format, arguments, terminal};
@@ -290,11 +291,12 @@ fn resolved(name: &str) -> Result<String, CliError> {
 #[derive(Args)]
 #[command(after_help = "Examples:
   harness report merge 1.json 2.json -o all.json    # of `harness exec --every-fault --shard I/2`
+  harness report merge 1.jsonl 2.jsonl -o all.jsonl    # of `harness exec --matrix --shard I/2`
   harness report merge shards/*/benchmark.json -o benchmark.json
   harness report merge 1.json 3.json -o benchmark.json --allow-missing")]
 struct Merge {
-    /// The shards: their `benchmark.json` files or the folders of these, or results of `harness
-    /// exec --format json`.
+    /// The shards: their `benchmark.json` files or the folders of these, results of `harness exec
+    /// --format json`, or rows of `harness exec --matrix`.
     #[arg(required = true, value_name = "SHARD")]
     shards: Vec<PathBuf>,
     /// The file for the merged run.
@@ -308,6 +310,11 @@ struct Merge {
 impl Merge {
     fn run(self) -> Result<Exit, Failures> {
         self.check_output()?;
+        if let Some((report, missing)) =
+            matrix::merged(&self.shards, &self.output, self.allow_missing)?
+        {
+            return self.show(Trials::Matrix(&report), missing);
+        }
         if self.shards.first().is_some_and(|path| trials(path).is_ok()) {
             return self.of_trials();
         }
@@ -339,14 +346,20 @@ impl Merge {
             parts::Report::Least(report) => Trials::Least(report),
             parts::Report::Settings(report) => Trials::Settings(report),
         };
+        self.show(
+            trials,
+            (!missing.is_empty()).then(|| shard::named(&missing)),
+        )
+    }
+
+    /// Prints a merged report of `harness exec`, and what it lacks.
+    fn show(&self, trials: Trials<'_>, missing: Option<String>) -> Result<Exit, Failures> {
         terminal::print(&text(
             trials,
             terminal::style(),
             terminal::width_of_output(),
         ))?;
-        if !missing.is_empty() {
-            terminal::message(shard::named(&missing));
-        }
+        missing.iter().for_each(terminal::message);
         Ok(Exit::Passed)
     }
 

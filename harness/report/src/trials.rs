@@ -1,10 +1,12 @@
 mod calls;
 mod largest;
+mod matrix;
 
 use std::collections::BTreeMap;
 
 use harness_allocator::units::Bytes;
 use harness_exec::doubts::Doubt;
+use harness_exec::matrix::MatrixReport;
 use harness_exec::torch_record::Caller;
 use harness_exec::trials::faults::{Expectation, FaultCase, FaultReport, Outcome};
 use harness_exec::trials::largest::LargestReport;
@@ -30,6 +32,7 @@ pub enum Trials<'a> {
     Calls(&'a FaultedRuns),
     Least(&'a LeastReport),
     Largest(&'a LargestReport),
+    Matrix(&'a MatrixReport),
     Settings(&'a SettingsReport),
 }
 
@@ -88,6 +91,7 @@ fn parts(trials: Trials<'_>, columns: Columns) -> Parts {
         ),
         Trials::Least(report) => of_least(report),
         Trials::Largest(report) => largest::parts(report),
+        Trials::Matrix(report) => matrix::parts(report),
         Trials::Settings(report) => (
             sentence_of_settings(report),
             report.best.is_none(),

@@ -11,7 +11,7 @@ use harness_allocator::{stats::BlockState, units::Bytes};
 use harness_base::words::count;
 use harness_exec::record::{Process, Record};
 use harness_exec::torch_record::{PEAK_ALLOCATED, TorchRecord};
-use harness_exec::{launch::EndedProgram, torch, trials::runner::RunnerError};
+use harness_exec::{launch::EndedProgram, summary::change, torch, trials::runner::RunnerError};
 use harness_explain::sites::{AllocationSite, SiteKind, Sites};
 use harness_explain::{causes, state::At, state::History};
 use harness_trace::snapshot::{Action, Snapshot};
@@ -360,21 +360,6 @@ impl Figures {
         }
         differences
     }
-}
-
-fn change(moment: &str, old: u64, new: u64) -> String {
-    let direction = if new > old { "more" } else { "less" };
-    let sides = [new, old].map(|bytes| Bytes(bytes).to_string());
-    // Rounded sizes can be equal.
-    let [after, before] = if sides[0] == sides[1] {
-        [new, old].map(|bytes| format!("{bytes} B"))
-    } else {
-        sides
-    };
-    format!(
-        "{} {direction}{moment}: {after} instead of {before}",
-        Bytes(old.abs_diff(new))
-    )
 }
 
 /// Lines of a function, with their bytes.

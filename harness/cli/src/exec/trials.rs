@@ -94,8 +94,8 @@ pub(super) struct Options {
     #[arg(long, help_heading = MANY)]
     fresh: bool,
     /// Run only part I of N of the cases, as in `1/2`: attempts to fail, address orders of
-    /// `--least-memory`, or settings. `harness report merge` combines the parts, which `--format
-    /// json` prints.
+    /// `--least-memory`, settings, or rows of `--matrix`. `harness report merge` combines the
+    /// parts, which `--format json` prints, and those of the rows.
     #[arg(long, value_name = "I/N", help_heading = MANY)]
     shard: Option<Shard>,
     /// The number of parallel runs [default: the number of cores, or fewer if they exceed the
@@ -103,10 +103,11 @@ pub(super) struct Options {
     #[arg(long, value_name = "N", help_heading = MANY)]
     jobs: Option<NonZeroUsize>,
     /// The time limit of a run, as in `90s` [default: 10 times the time of the first run, and at
-    /// least 30 s; none with `--largest`].
+    /// least 30 s; none with `--largest` and `--matrix`].
     #[arg(long, value_name = "TIME", value_parser = Nanos::parse, help_heading = MANY)]
     time_limit: Option<Nanos>,
-    /// Keep the output of all runs except the first in this folder.
+    /// Keep the output of all runs except the first in this folder; with `--matrix`, of all runs,
+    /// each in its own folder.
     #[arg(long, value_name = "DIR", help_heading = MANY)]
     logs: Option<PathBuf>,
     /// Write a markdown report. For one run, a picture next to it shows reserved and allocated
@@ -226,6 +227,22 @@ impl Options {
 
     pub(super) fn report(&self) -> Option<&Path> {
         self.report.as_deref()
+    }
+
+    pub(super) fn logs(&self) -> Option<&Path> {
+        self.logs.as_deref()
+    }
+
+    pub(super) const fn shard(&self) -> Option<Shard> {
+        self.shard
+    }
+
+    pub(super) const fn time_limit(&self) -> Option<Nanos> {
+        self.time_limit
+    }
+
+    pub(super) fn prints_json(&self) -> bool {
+        self.format == Format::Json
     }
 
     pub(super) fn limit_or_none(&self) -> Duration {

@@ -1,19 +1,17 @@
-//! `rows.jsonl`: one line per snapshot. While snapshots are analysed, each row is appended
-//! ([`Journal`]). At the end the file is replaced by the rows of this run and a last line that
-//! proves that all are there ([`Table`]).
+//! `rows.jsonl`: one line per snapshot. While snapshots are analysed, the
+//! [`Journal`](crate::journal::Journal) appends each row. At the end the file is replaced by the
+//! rows of this run and a last line that proves that all are there ([`Table`]).
 
-use std::fs::File;
-use std::io::{self, Read as _, Write as _};
 use std::path::{Path, PathBuf};
-use std::sync::{Mutex, PoisonError};
 
 use harness_allocator::hash::{fnv1a, fnv1a_from};
 use harness_allocator::units::Bytes;
 use harness_base::shard::{self, Shard};
-use harness_base::{files, words::joined};
+use harness_base::words::joined;
 use harness_explain::fleet::Row;
 use serde::{Deserialize, Serialize};
 
+use crate::journal::{bytes, line};
 use crate::{error::CliError, terminal};
 
 pub(super) fn path(folder: &Path) -> PathBuf {
@@ -261,64 +259,6 @@ fn check_shards(tables: &[Table], first: &Table, others: &[Table]) -> Result<(),
         }
     }
     Ok(())
-}
-
-/// The rows of a folder that can be read, in the order in which they were written. Empty without
-/// the file.
-pub(super) fn usable(folder: &Path) -> Result<Vec<Row>, CliError> {
-    Ok(bytes(&path(folder))?
-        .split(|&byte| byte == b'\n')
-        .filter_map(|line| serde_json::from_slice(line).ok())
-        .collect())
-}
-
-/// Empty without the file.
-fn bytes(path: &Path) -> Result<Vec<u8>, CliError> {
-    let mut bytes = Vec::new();
-    match files::open(path).and_then(|mut file| file.read_to_end(&mut bytes)) {
-        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(CliError::input(
-            format!("{}: {error}", path.display()),
-            "remove the file, or choose another folder with `--out`",
-        )),
-        _ => Ok(bytes),
-    }
-}
-
-fn line(of: &impl Serialize) -> Result<String, CliError> {
-    let line = serde_json::to_string(of)
-        .map_err(|error| CliError::internal(error.to_string(), "report this with the snapshot"))?;
-    Ok(line + "\n")
-}
-
-/// The file of the rows during a run. A killed process loses no row.
-pub(super) struct Journal {
-    path: PathBuf,
-    file: Mutex<File>,
-}
-
-impl Journal {
-    pub(super) fn open(folder: &Path) -> Result<Self, CliError> {
-        let path = path(folder);
-        let open = || {
-            let mut file = files::open_to_append(&path)?;
-            let mut text = Vec::new();
-            file.read_to_end(&mut text)?;
-            // Ends the line of a process that was killed while it wrote.
-            if text.last().is_some_and(|&last| last != b'\n') {
-                file.write_all(b"\n")?;
-            }
-            Ok(file)
-        };
-        let file = Mutex::new(open().map_err(CliError::unwritten(&path))?);
-        Ok(Self { path, file })
-    }
-
-    pub(super) fn add(&self, row: &Row) -> Result<(), CliError> {
-        let line = line(row)?;
-        let mut file = self.file.lock().unwrap_or_else(PoisonError::into_inner);
-        file.write_all(line.as_bytes())
-            .map_err(CliError::unwritten(&self.path))
-    }
 }
 
 #[cfg(test)]

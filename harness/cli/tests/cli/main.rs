@@ -17,6 +17,7 @@ mod guide;
 #[path = "../kept_report/mod.rs"]
 mod kept_report;
 mod libraries;
+mod matrix;
 mod mcp;
 mod processes;
 mod programs;

@@ -68,8 +68,15 @@ fn of_run(devices: u32) -> Bytes {
 
 /// Returns how many runs with one rank for each of `devices` fit the host's memory at once, and at
 /// least one.
-pub(crate) fn most_runs(devices: u32, available: Bytes) -> usize {
+fn most_runs(devices: u32, available: Bytes) -> usize {
     usize::try_from(available.0 / of_run(devices).0).map_or(usize::MAX, |runs| runs.max(1))
+}
+
+/// Returns the default number of parallel runs on these simulated GPUs: the number of cores, or
+/// fewer if the host's memory is too small.
+pub fn usual_jobs(devices: u32) -> usize {
+    let cores = std::thread::available_parallelism().map_or(1, usize::from);
+    cores.min(most_runs(devices, available()))
 }
 
 /// Returns a warning if one rank for each of `devices` needs more than the host's memory.

@@ -29,6 +29,7 @@ pub mod large_pages;
 pub mod launch;
 pub mod library_host;
 pub mod machine;
+pub mod matrix;
 mod outlived;
 mod own_libraries;
 pub mod process;

@@ -63,12 +63,8 @@ impl Machine {
     /// Returns the default number of parallel runs: the number of cores, or fewer if the host's
     /// memory is too small, or one on a real GPU.
     pub fn usual_jobs(&self) -> usize {
-        let cores = || std::thread::available_parallelism().map_or(1, usize::from);
         match self {
-            Self::Simulated(settings) => cores().min(host_memory::most_runs(
-                settings.devices,
-                host_memory::available(),
-            )),
+            Self::Simulated(settings) => host_memory::usual_jobs(settings.devices),
             Self::Real(..) => 1,
         }
     }

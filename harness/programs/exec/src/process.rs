@@ -343,6 +343,24 @@ impl Started {
         self.reap().map(Some)
     }
 
+    /// Waits for its end. If `is_cancelled`, asks it to end, kills it with its descendants some
+    /// seconds later, and returns `None`.
+    pub fn wait_or_terminate(self, is_cancelled: impl Fn() -> bool) -> io::Result<Option<End>> {
+        let mut asked: Option<Instant> = None;
+        while !self.has_ended() {
+            match asked {
+                Some(asked) if asked.elapsed() > GRACE[1] => return Ok(None),
+                None if is_cancelled() => {
+                    let _ = kill(Pid::from_raw(self.pid), Signal::SIGTERM);
+                    asked = Some(Instant::now());
+                }
+                _ => {}
+            }
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        Ok(Some(self.reap()?).filter(|_| asked.is_none()))
+    }
+
     /// Waits for an exiting process, then kills the rest of its group.
     pub fn ending(self) -> io::Result<End> {
         let group = Pid::from_raw(self.pid);

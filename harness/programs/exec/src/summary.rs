@@ -758,5 +758,21 @@ fn models(record: &Record, settings: &Settings) -> String {
     format!("not real: times{values}{workspaces}{limit}\n")
 }
 
+/// Compares two amounts of bytes. `moment` follows the difference, as in ` at the peak`.
+pub fn change(moment: &str, old: u64, new: u64) -> String {
+    let direction = if new > old { "more" } else { "less" };
+    let sides = [new, old].map(|bytes| Bytes(bytes).to_string());
+    // Rounded sizes can be equal.
+    let [after, before] = if sides[0] == sides[1] {
+        [new, old].map(|bytes| format!("{bytes} B"))
+    } else {
+        sides
+    };
+    format!(
+        "{} {direction}{moment}: {after} instead of {before}",
+        Bytes(old.abs_diff(new))
+    )
+}
+
 #[cfg(test)]
 mod tests;

@@ -2,6 +2,7 @@
 #![allow(clippy::unwrap_used)]
 
 use harness_exec::errors::ErrorFrame;
+use harness_exec::matrix::{MatrixCell, MatrixRow, RunFigures};
 use harness_exec::torch_record::Caller;
 use harness_exec::trials::{faults::First, faults::Second, least::OrderLeast};
 
@@ -493,4 +494,36 @@ fn calls_that_failed_in_their_turn_are_a_table_with_each_defect_and_its_command(
         "{}",
         calls::sentence(&runs)
     );
+}
+
+#[test]
+fn a_matrix_shows_its_worst_runs_and_the_peaks_that_grew() {
+    let row = |batch: u64, code: u8, peak: u64| MatrixRow {
+        cell: MatrixCell {
+            program: "train".to_owned(),
+            values: [("batch", batch.to_string()), ("gpu", "h200".to_owned())]
+                .map(|(name, value)| (name.to_owned(), value))
+                .into(),
+        },
+        figures: RunFigures {
+            exit_code: Some(code),
+            failure: (code > 0).then(|| "OutOfMemoryError".to_owned()),
+            peak_allocated: Some(peak * MIB),
+            peak_reserved: Some(peak * MIB),
+            num_ooms: Some(u64::from(code)),
+            took_ms: Some(batch * 1500),
+            ..RunFigures::default()
+        },
+        ..MatrixRow::default()
+    };
+    let rows: Vec<MatrixRow> = (1..12)
+        .map(|batch| row(batch, u8::from(batch == 3), batch * 10))
+        .chain([MatrixRow {
+            figures: RunFigures::without_run("`srun` cannot start".to_owned()),
+            ..row(12, 0, 0)
+        }])
+        .collect();
+    let earlier = [row(1, 0, 10), row(2, 0, 18), row(3, 0, 20)];
+    let report = MatrixReport::new(rows, Some(&earlier));
+    insta::assert_snapshot!(text(Trials::Matrix(&report), Style::Plain, Some(100)));
 }

@@ -126,7 +126,7 @@ impl Report {
 }
 
 /// The first difference, with both values. Reports of older versions lack some.
-fn difference<'a>(run: &'a Run, other: &'a Run) -> Option<(&'a str, [&'a str; 2])> {
+pub fn difference<'a>(run: &'a Run, other: &'a Run) -> Option<(&'a str, [&'a str; 2])> {
     let of = |run: &'a Run, name: &str| {
         let missing = if identity::is_of_environment(name) {
             "unset"

@@ -96,6 +96,14 @@ impl Runner<'_> {
         Ok(ended.map(|ended| self.first_of(trial, began, ended, is_recorded).0))
     }
 
+    /// Runs the program like [`Runner::first`], with output that is kept in files. Also returns its
+    /// record and how long it took.
+    pub fn kept(&self, trial: &Trial) -> Result<Option<(Record, Observed, Duration)>, RunnerError> {
+        let began = Instant::now();
+        let ended = self.observe(trial, None, keep_output)?;
+        Ok(ended.map(|(_, record, observed)| (record, observed, began.elapsed())))
+    }
+
     fn first_of(
         &self,
         trial: &Trial,

@@ -252,7 +252,7 @@ impl Exec {
             }
             let of_files = files.entry(planned.command.clone()).or_insert_with(|| {
                 let words: Vec<OsString> = planned.command.iter().map(OsString::from).collect();
-                identity::files_of(&words)
+                identity::code(&words)
             });
             // Another machine of a launcher may have another torch.
             let torch = match self.matrix.launch {

@@ -28,6 +28,8 @@ const ALLOCATOR: &str = "the settings of PyTorch's allocator";
 /// The beginning of the names of files in which each Python process lists its own modules: names
 /// and paths, each with a zero at its end.
 const MODULES: &str = "modules-";
+/// The endings of code and configurations.
+const CODE: [&str; 5] = ["py", "sh", "yaml", "yml", "toml"];
 /// Bytes of a file that are in memory at the same time.
 const PART: u64 = 1 << 20;
 /// The system's programs, whose builds differ between machines.
@@ -84,10 +86,7 @@ pub fn inputs(command: &[OsString], run: &Path) -> io::Result<Run> {
     let is_input = |path: &Path| {
         fs::metadata(path).is_ok_and(|file| (file.ctime(), file.ctime_nsec()) < began)
     };
-    let named = named_files(command)
-        .into_iter()
-        .filter(|(_, path)| is_input(path))
-        .map(|(name, path)| (format!("{FILE}{name}"), format!("hash {}", hash_of(&path))));
+    let named = hashes(named_files(command), &is_input);
     let mut modules: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
     for (name, path) in modules_of(run)? {
         if is_input(&path) {
@@ -103,6 +102,32 @@ pub fn inputs(command: &[OsString], run: &Path) -> io::Result<Run> {
         )
     });
     Ok(named.chain(modules).collect())
+}
+
+/// Returns hashes of the code and the configurations that a command names. Before a run, other
+/// files may be output of an earlier run.
+pub fn code(command: &[OsString]) -> Run {
+    hashes(named_files(command), is_code).collect()
+}
+
+fn hashes(
+    files: BTreeMap<String, PathBuf>,
+    is_part: impl Fn(&Path) -> bool,
+) -> impl Iterator<Item = (String, String)> {
+    let parts = files.into_iter().filter(move |(_, path)| is_part(path));
+    parts.map(|(name, path)| (format!("{FILE}{name}"), format!("hash {}", hash_of(&path))))
+}
+
+/// Returns whether a file is a program, or has the ending of code or a configuration.
+fn is_code(path: &Path) -> bool {
+    let ending = path.extension().and_then(OsStr::to_str);
+    let is_program = || {
+        let mut start = Vec::new();
+        let file = files::open(path).map(|file| file.take(4));
+        file.is_ok_and(|mut file| file.read_to_end(&mut start).is_ok())
+            && (start.starts_with(b"#!") || start == *b"\x7fELF")
+    };
+    ending.is_some_and(|ending| CODE.contains(&ending)) || is_program()
 }
 
 /// Returns the modules that the processes of a run listed.

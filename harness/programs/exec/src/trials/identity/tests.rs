@@ -81,6 +81,20 @@ fn the_files_that_a_command_names_have_hashes() {
 }
 
 #[test]
+fn before_a_run_only_code_and_configurations_are_known_to_be_no_output() {
+    let folder = tempfile::tempdir().unwrap();
+    let at = |name: &str| folder.path().join(name).display().to_string();
+    for name in ["train.py", "model.yaml", "log.json", "notes"] {
+        fs::write(at(name), name).unwrap();
+    }
+    fs::write(at("tool"), "#!/bin/sh\n").unwrap();
+    let command = "python3|./train.py|./model.yaml|--log=./log.json|./notes|./tool";
+    let names = code(&words(&command.replace("./", &at("")))).into_keys();
+    let expected = ["model.yaml", "tool", "train.py"].map(|name| format!("{FILE}{}", at(name)));
+    assert_eq!(names.collect::<Vec<_>>(), expected);
+}
+
+#[test]
 fn a_file_that_changed_after_the_run_began_is_output() {
     let folder = tempfile::tempdir().unwrap();
     let at = |name: &str| folder.path().join(name).display().to_string();

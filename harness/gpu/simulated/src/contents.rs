@@ -135,7 +135,7 @@ unsafe fn slice(state: &mut State, address: u64, len: usize) -> Option<&mut [u8]
     Some(unsafe { slice::from_raw_parts_mut(ptr::with_exposed_provenance_mut::<u8>(host), len) })
 }
 
-/// Passes the bytes of a range to `act`, as far as they are known; none for zeros.
+/// Passes the bytes of a range to `act`, up to the first unknown one; none for zeros.
 pub(crate) fn read<T>(
     state: &mut State,
     address: u64,
@@ -143,14 +143,14 @@ pub(crate) fn read<T>(
     act: impl FnOnce(&[u8]) -> T,
 ) -> T {
     match machine().settings.values {
-        Values::Copies if state.copied.knows(address, len as u64) => {
-            let mut bytes = vec![0; len];
+        Values::Copies => {
+            let mut bytes = vec![0; state.copied.known_first(address, len as u64) as usize];
             state.copied.read(address, &mut bytes);
             act(&bytes)
         }
         // SAFETY: the program passes a range, and `act` has no other reference to it.
         Values::Cpu => act(unsafe { slice(state, address, len) }.unwrap_or_default()),
-        Values::Zeros | Values::Copies => act(&[]),
+        Values::Zeros => act(&[]),
     }
 }
 

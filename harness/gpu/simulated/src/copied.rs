@@ -11,8 +11,10 @@ use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
 
 /// Larger copies are not stored.
 const LARGEST: u64 = 1 << 20;
+/// Larger ranges stay unknown if their data is late.
+const LARGEST_EXPECTED: u64 = 64 * LARGEST;
 
-/// The number of stored copies, which launches read without the lock.
+/// The number of stored copies and of expected ranges, which launches read without the lock.
 static STORED: AtomicUsize = AtomicUsize::new(0);
 
 /// Blocks of a group, which are neighbors.
@@ -145,6 +147,11 @@ impl Drop for Kept {
 #[derive(Debug, Default)]
 pub(crate) struct CopiedBytes {
     known: BTreeMap<u64, Vec<u8>>,
+    /// The lengths and numbers of ranges whose data is late, by their starts. They do not overlap,
+    /// and nothing is stored in them.
+    expected: BTreeMap<u64, (u64, u64)>,
+    /// How many there have been.
+    expectations: u64,
     /// The starts and ends of memory that other processes may write, of which nothing is stored.
     shared: BTreeMap<u64, u64>,
 }
@@ -190,6 +197,7 @@ impl CopiedBytes {
             return;
         }
         let end = start.saturating_add(len);
+        self.unexpect(start, end);
         let overlapping: Vec<u64> = self
             .overlapping(start, end)
             .map(|(first, _)| first)
@@ -218,8 +226,43 @@ impl CopiedBytes {
         self.publish();
     }
 
+    /// Expects late data for a range, unless something else is written there until then. Nothing of
+    /// the range is known. Returns a number for [`Self::arrives`].
+    pub(crate) fn expect(&mut self, start: u64, len: u64) -> u64 {
+        self.forget(start, len);
+        self.expectations += 1;
+        if (1..=LARGEST_EXPECTED).contains(&len) && !self.is_shared(start, len) {
+            count(start, len as usize, |copies| copies + 1);
+            self.expected.insert(start, (len, self.expectations));
+            self.publish();
+        }
+        self.expectations
+    }
+
+    /// Returns whether the late data of a range is still expected, and no longer expects it.
+    pub(crate) fn arrives(&mut self, start: u64, number: u64) -> bool {
+        let expected = self.expected.get(&start);
+        let is_expected = expected.is_some_and(|(_, expected)| *expected == number);
+        if is_expected {
+            self.unexpect(start, start + 1);
+        }
+        is_expected
+    }
+
+    /// Expects no data for ranges that overlap this one, because something else is written there.
+    fn unexpect(&mut self, start: u64, end: u64) {
+        while let Some((&first, &(len, _))) = self.expected.range(..end).next_back()
+            && first + len > start
+        {
+            self.expected.remove(&first);
+            uncount(first, len as usize);
+            self.publish();
+        }
+    }
+
     /// Forgets the copy around an address, because a kernel may write to it.
     pub(crate) fn forget_around(&mut self, address: u64) {
+        self.unexpect(address, address + 1);
         if let Some((first, _)) = self.around(address) {
             self.remove(first);
             self.publish();
@@ -233,12 +276,17 @@ impl CopiedBytes {
         for start in gone.copied().collect::<Vec<_>>() {
             self.remove(start);
         }
+        let late = self.expected.keys().filter(|start| !is_kept(**start));
+        for start in late.copied().collect::<Vec<_>>() {
+            self.unexpect(start, start + 1);
+        }
         self.publish();
     }
 
     /// Forgets everything, because a kernel may write anywhere.
     pub(crate) fn forget_all(&mut self) {
         self.known.clear();
+        self.expected.clear();
         BLOCKS.clear();
         SEGMENTS.clear();
         self.publish();
@@ -258,22 +306,22 @@ impl CopiedBytes {
         Some(bytes)
     }
 
-    /// Returns whether any bytes of a range are stored.
-    pub(crate) fn knows(&self, start: u64, len: u64) -> bool {
-        self.overlapping(start, start.saturating_add(len))
-            .next()
-            .is_some()
+    /// Returns how many of the first bytes of a range are stored.
+    pub(crate) fn known_first(&self, start: u64, len: u64) -> u64 {
+        let end = start.saturating_add(len);
+        let mut known = start;
+        for (first, bytes) in self.overlapping(start, end) {
+            if first > known {
+                break;
+            }
+            known = first + bytes.len() as u64;
+        }
+        known.min(end) - start
     }
 
     /// Returns whether all bytes of a range are stored.
     pub(crate) fn knows_all(&self, start: u64, len: u64) -> bool {
-        let end = start.saturating_add(len);
-        let reaches = self
-            .overlapping(start, end)
-            .try_fold(start, |known, (first, bytes)| {
-                (first <= known).then_some(first + bytes.len() as u64)
-            });
-        len == 0 || reaches.is_some_and(|known| known >= end)
+        self.known_first(start, len) == len
     }
 
     /// Reads a range if all its bytes are stored. Returns whether they are.
@@ -346,7 +394,7 @@ impl CopiedBytes {
     }
 
     fn publish(&self) {
-        STORED.store(self.known.len(), Ordering::Relaxed);
+        STORED.store(self.known.len() + self.expected.len(), Ordering::Relaxed);
     }
 }
 

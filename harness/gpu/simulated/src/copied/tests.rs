@@ -73,12 +73,63 @@ fn memory_that_another_process_may_write_is_unknown_until_it_is_freed() {
     copied.write(start + 8, &[1; 8]);
     copied.write(start + 64, &[2; 8]);
     copied.share(start, 64);
-    assert!(!copied.knows(start, 64), "what was known before");
+    assert_eq!(read(&copied, start, 64), [0; 64], "what was known before");
     copied.write(start + 8, &[3; 8]);
     copied.copy(start + 60, start + 64, 2);
-    assert!(!copied.knows(start, 64), "what is written or copied there");
+    assert_eq!(
+        read(&copied, start, 64),
+        [0; 64],
+        "what is written or copied there"
+    );
     assert_eq!(read(&copied, start + 64, 8), [2; 8], "its neighbor");
     copied.unshare(start);
     copied.write(start + 8, &[4; 8]);
     assert_eq!(read(&copied, start + 8, 8), [4; 8]);
+}
+
+#[test]
+fn late_data_arrives_only_where_nothing_else_was_written_and_no_kernel_ran() {
+    type Change = fn(&mut CopiedBytes, u64);
+    let changes: [(bool, Change); 9] = [
+        (true, |_, _| ()),
+        (true, |copied, start| copied.write(start + 64, &[1; 8])),
+        (true, |copied, start| copied.copy(start + 64, start, 8)),
+        (false, |copied, start| copied.write(start + 60, &[1; 8])),
+        (false, |copied, start| copied.copy(start, start + 128, 8)),
+        (false, |copied, start| copied.forget(start + 8, 4)),
+        (false, |copied, start| copied.forget_around(start + 63)),
+        (false, |copied, _| copied.forget_device(|_| false)),
+        (false, |copied, start| {
+            copied.expect(start + 8, 8);
+        }),
+    ];
+    let start = 1 << 42; // No other test writes there.
+    for (index, (arrives, change)) in changes.into_iter().enumerate() {
+        let mut copied = CopiedBytes::default();
+        copied.write(start, &[7; 64]);
+        let number = copied.expect(start, 64);
+        assert_eq!(
+            copied.known_first(start, 64),
+            0,
+            "nothing is known meanwhile"
+        );
+        assert!(may_know(start + 32), "launches look for it");
+        change(&mut copied, start);
+        assert_eq!(copied.arrives(start, number), arrives, "change {index}");
+        assert!(!copied.arrives(start, number), "it arrives once");
+        copied.forget(start, 4096);
+        assert!(!may_know_any(start, 4096), "change {index} leaves nothing");
+    }
+}
+
+#[test]
+fn what_is_known_ends_at_the_first_unknown_byte() {
+    let mut copied = CopiedBytes::default();
+    let start = 1 << 43; // No other test writes there.
+    copied.write(start, &[1; 8]);
+    copied.write(start + 8, &[2; 8]);
+    copied.write(start + 17, &[3; 8]);
+    let first = [(0, 25), (4, 6), (8, 8), (16, 9), (17, 9), (0, 0)]
+        .map(|(from, len)| copied.known_first(start + from, len));
+    assert_eq!(first, [16, 6, 8, 0, 8, 0]);
 }

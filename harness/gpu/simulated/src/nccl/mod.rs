@@ -469,6 +469,29 @@ fn set(state: &mut State, address: usize, len: usize, fill: impl FnOnce(&mut [u8
     contents::write(state, address as u64, len, fill);
 }
 
+/// Writes the first bytes of a buffer. The others are unknown.
+fn set_first(
+    state: &mut State,
+    Buffer { address, bytes }: Buffer,
+    count: usize,
+    fill: impl FnOnce(&mut [u8]) -> bool,
+) {
+    set(state, address, count, fill);
+    set(state, address + count, bytes - count, |_| false);
+}
+
+/// Writes what a rank has sent from an offset.
+fn set_part(state: &mut State, buffer: Buffer, parts: &Parts<'_>, rank: usize, from: usize) {
+    let sent = parts.sent(rank, from, buffer.bytes);
+    set_first(state, buffer, sent, |into| parts.read(rank, from, into));
+}
+
+/// Writes received bytes.
+fn set_received(state: &mut State, buffer: Buffer, received: &[u8]) {
+    let count = received.len().min(buffer.bytes);
+    set_first(state, buffer, count, |into| copy(received, into));
+}
+
 /// Copies the first bytes of `from`. Returns `false` if it has fewer.
 fn copy(from: &[u8], into: &mut [u8]) -> bool {
     from.get(..into.len())
@@ -476,8 +499,8 @@ fn copy(from: &[u8], into: &mut [u8]) -> bool {
         .is_some()
 }
 
-/// The bytes that a rank sends, none for unknown ones. Elements of one byte may be partly known:
-/// PyTorch sends objects as bytes, with unused ones behind the shorter of them.
+/// The bytes that a rank sends, none for unknown ones. Of elements of one byte, those before the
+/// first unknown one: PyTorch sends objects as bytes, with unused ones behind the shorter of them.
 fn sent<T>(address: usize, len: usize, element: usize, act: impl FnOnce(&[u8]) -> T) -> T {
     let state = &mut *machine().state();
     let is_sent = machine().settings.values != Values::Copies
@@ -507,17 +530,41 @@ fn publish(
     })
 }
 
-/// Forgets a range that other ranks will fill.
-fn expect(Buffer { address, bytes }: Buffer) {
-    if machine().settings.values == Values::Copies {
-        let state = &mut *machine().state();
-        state.copied.forget(address as u64, bytes as u64);
-    }
+/// A buffer that other ranks will fill.
+struct Expected {
+    buffer: Buffer,
+    /// The number of [`CopiedBytes::expect`](crate::copied::CopiedBytes::expect), if the data is
+    /// late.
+    late: Option<u64>,
 }
 
-/// Returns whether a range that waits for data of other ranks has other data by now.
-fn is_used_again(state: &State, Buffer { address, bytes }: Buffer) -> bool {
-    machine().settings.values == Values::Copies && state.copied.knows(address as u64, bytes as u64)
+impl Expected {
+    /// Forgets the buffer.
+    fn new(buffer: Buffer) -> Self {
+        if machine().settings.values == Values::Copies {
+            let state = &mut *machine().state();
+            state
+                .copied
+                .forget(buffer.address as u64, buffer.bytes as u64);
+        }
+        Self { buffer, late: None }
+    }
+
+    /// Notes whether the data has arrived before the call returns, after which the program may use
+    /// the buffer again.
+    fn note(&mut self, has_arrived: bool) {
+        if !has_arrived && self.late.is_none() && machine().settings.values == Values::Copies {
+            let state = &mut *machine().state();
+            let Buffer { address, bytes } = self.buffer;
+            self.late = Some(state.copied.expect(address as u64, bytes as u64));
+        }
+    }
+
+    /// Returns whether the buffer has no other data by now.
+    fn arrives(&self, state: &mut State) -> bool {
+        let mut is_expected = |number| state.copied.arrives(self.buffer.address as u64, number);
+        self.late.is_none_or(&mut is_expected)
+    }
 }
 
 /// How a collective reduces the data of a number of ranks.
@@ -558,7 +605,7 @@ impl Reduction {
             || !matches!(self.kind, 6 | 9)
             || [reduce::MAXIMUM, reduce::MINIMUM].contains(&self.operation);
         let is_modelled = self.kind < 10 && self.operation < FIRST_FACTOR;
-        is_modelled && is_order_free && (0..self.ranks).all(|rank| parts.reaches(rank, end))
+        is_modelled && is_order_free && (0..self.ranks).all(|rank| parts.sent(rank, 0, end) == end)
     }
 }
 
@@ -662,9 +709,8 @@ impl Communicator {
             return 0;
         };
         let (published, patience) = publish(&peers, call, (from, len), needs);
-        if finish.is_some() {
-            expect(filled);
-        }
+        let filled = finish.as_ref().map_or(buffer(0, 0), |_| filled);
+        let mut expected = Expected::new(filled);
         let number = match published {
             Ok(number) => number,
             Err(error) => return failed(&error.into()),
@@ -691,16 +737,18 @@ impl Communicator {
                 }
                 let state = &mut *machine.state();
                 if let Some(finish) = finish.take()
-                    && !is_used_again(state, filled)
+                    && expected.arrives(state)
                 {
                     finish(state, parts);
                 }
                 Ok(())
             });
-            match finished {
-                Err(Failure::Mismatch { .. }) => Err(peers.wait_in_vain(number)),
-                finished => Ok(finished?.is_some()),
-            }
+            let is_done = match finished {
+                Err(Failure::Mismatch { .. }) => return Err(peers.wait_in_vain(number)),
+                finished => finished?.is_some(),
+            };
+            expected.note(is_done);
+            Ok(is_done)
         };
         perform(patience, Box::new(work))
     }
@@ -725,9 +773,7 @@ impl Communicator {
             None,
             move |state, parts| {
                 (0..ranks).for_each(|rank| {
-                    set(state, to + rank * len, len, |into| {
-                        parts.read(rank, 0, into)
-                    })
+                    set_part(state, buffer(to + rank * len, len), parts, rank, 0);
                 });
             },
         )
@@ -742,9 +788,13 @@ impl Communicator {
             None,
             move |state, parts| {
                 (0..ranks).for_each(|other| {
-                    set(state, to + other * len, len, |into| {
-                        parts.read(other, rank * len, into)
-                    })
+                    set_part(
+                        state,
+                        buffer(to + other * len, len),
+                        parts,
+                        other,
+                        rank * len,
+                    );
                 });
             },
         )
@@ -766,7 +816,7 @@ impl Communicator {
             (Needs::Rank(root), buffer(to, len)),
             None,
             move |state, parts| {
-                set(state, to, len, |into| parts.read(root, own, into));
+                set_part(state, buffer(to, len), parts, root, own);
             },
         )
     }
@@ -791,7 +841,7 @@ impl Communicator {
             (Needs::Rank(root), buffer(to, len)),
             None,
             move |state, parts| {
-                set(state, to, len, |into| parts.read(root, 0, into));
+                set_part(state, buffer(to, len), parts, root, 0);
             },
         )
     }
@@ -950,27 +1000,24 @@ fn end_group(group: &mut Group) -> c_int {
                 || own.iter().chain(&sent).filter(fits).count() == 1;
             let bytes =
                 contents::read(state, data.address as u64, data.bytes, known).filter(|_| is_clear);
-            set(state, buffer.address, buffer.bytes, |into| {
-                bytes.is_some_and(|bytes| copy(&bytes, into))
-            });
+            set_received(state, buffer, &bytes.unwrap_or_default());
         }
     }
     for (peers, peer, buffer) in from_others {
         machine.tick();
-        expect(buffer);
+        let mut expected = Expected::new(buffer);
         let number = peers.expect(peer);
         let mut is_late = false;
         let work = move |patience| {
             let Some(data) = peers.receive(peer, number, patience)? else {
                 is_late = true;
+                expected.note(false);
                 return Ok(false);
             };
             REQUESTS_EARLY.fetch_or(is_late, Ordering::Relaxed);
             let state = &mut *machine.state();
-            if !is_used_again(state, buffer) {
-                set(state, buffer.address, buffer.bytes, |into| {
-                    copy(&data, into)
-                });
+            if expected.arrives(state) {
+                set_received(state, buffer, &data);
             }
             Ok(true)
         };

@@ -136,10 +136,10 @@ impl<'a> Parts<'a> {
         }
     }
 
-    /// Returns whether a rank has data up to an end.
-    pub(super) fn reaches(&self, rank: usize, end: usize) -> bool {
-        let place = self.places.get(rank);
-        place.is_some_and(|(_, len)| *len >= end as u64)
+    /// How many bytes of a rank's data there are from an offset, at most `len`.
+    pub(super) fn sent(&self, rank: usize, from: usize, len: usize) -> usize {
+        let all = self.places.get(rank).map_or(0, |(_, len)| *len as usize);
+        all.saturating_sub(from).min(len)
     }
 
     /// The first rank with data of this length.

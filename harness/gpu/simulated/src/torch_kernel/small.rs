@@ -1020,6 +1020,7 @@ impl Run<'_> {
         let mut layouts = new.iter().flatten().chain(changed);
         let are_small = self.values.is_some() && layouts.all(Layout::is_small);
         let is_computed = are_small && (is_computed || (self.overwrite() && self.compute()));
+        let is_copied = !is_computed && self.is_copied_by_runtime();
         let mut state = machine().state();
         if operation.kind == Kind::Read {
             for input in self
@@ -1037,6 +1038,9 @@ impl Run<'_> {
             self.store(&mut state, &new);
             return self.forget_ties(&mut state, &new);
         }
+        if is_copied {
+            return;
+        }
         let changed = self
             .inputs
             .iter()
@@ -1045,6 +1049,14 @@ impl Run<'_> {
         changed
             .chain(new.iter().flatten())
             .for_each(|layout| layout.forget(&mut state));
+    }
+
+    /// Returns whether the runtime has copied the bytes of this operation, also if only some are
+    /// known.
+    fn is_copied_by_runtime(&self) -> bool {
+        let tensors: Vec<Value> = self.inputs.iter().map(|input| input.tensor).collect();
+        let is_copy = self.operation.kind == Kind::Copy && tensors.len() == 2;
+        is_copy && !is_captured() && !self.known.may_copy_by_kernel(&tensors)
     }
 
     /// Makes the tensors of the CPU for the arguments that are overwritten, whose sizes the GPU's

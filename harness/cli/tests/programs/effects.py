@@ -33,6 +33,12 @@ def trace():
     profile.export_chrome_trace("trace.json")
 
 
+def observe():
+    observer = torch.profiler.ExecutionTraceObserver().register_callback("execution.json")
+    observer.start()
+    observer.unregister_callback()
+
+
 mode, _, uses_before = sys.argv[1].partition("_after_")
 if uses_before:
     torch.zeros(1).cuda()
@@ -46,11 +52,13 @@ effects = {
     "writes": lambda: open("log.txt", "a"),
     "saves": lambda: torch.save(torch.ones(3), "model.pt"),
     "traces": trace,
+    "observes": observe,
     "shares": lambda: torch.from_file("shared.bin", shared=True, size=8),
     "stores": lambda: torch.UntypedStorage.from_file("shared.bin", True, 8),
     "reads_file": lambda: torch.from_file(__file__, shared=False, size=8),
     "meets": lambda: torch.distributed.FileStore("store", 1),
     "scripts": lambda: torch.jit.save(torch.jit.script(torch.nn.ReLU()), "script.pt"),
+    "scripts_for_phones": lambda: torch.jit.script(torch.nn.ReLU())._save_for_lite_interpreter("phone.ptl"),
     "removes": lambda: os.remove("old.txt"),
     "socket": lambda: socket.socket().bind(("127.0.0.1", 0)),
     "starts": lambda: subprocess.run(["true"], check=True),

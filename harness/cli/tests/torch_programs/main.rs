@@ -2048,15 +2048,17 @@ const REPEATED: [&str; 8] = [
     "exit",
 ];
 /// Modes that do not, and why.
-const ONCE: [(&str, &str); 20] = [
+const ONCE: [(&str, &str); 22] = [
     ("writes", "it writes log.txt"),
     ("saves", "it writes model.pt"),
     ("saves_after_use", "it writes model.pt"),
     ("traces", "it writes trace.json"),
+    ("observes", "it writes execution.json"),
     ("shares", "it writes shared.bin"),
     ("stores", "it writes shared.bin"),
     ("meets", "it writes store"),
     ("scripts", "it writes script.pt"),
+    ("scripts_for_phones", "it writes phone.ptl"),
     ("removes", "it removes old.txt"),
     ("removes_after_use", "it removes old.txt"),
     ("socket", "it opens a socket to 127.0.0.1:0"),

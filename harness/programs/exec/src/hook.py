@@ -998,10 +998,12 @@ _ENDS = {
 
 
 def _note_path(kind, name, is_written=lambda *args, **named: True):
-    """Makes a function or method note the file that its first argument names, if it is not a buffer."""
+    """Makes a function or method note the file that its first argument names, if it is not a buffer. Another version may lack it."""
     import functools
 
-    write = getattr(kind, name)
+    write = getattr(kind, name, None)
+    if write is None:
+        return
 
     @functools.wraps(write)
     def note_and_write(*args, **named):
@@ -1014,11 +1016,14 @@ def _note_path(kind, name, is_written=lambda *args, **named: True):
 
 
 def _note_files_of_torch(module):
-    """Notes the files that torch writes without Python: those of `torch.save`, `torch.export.save` and `torch.jit.save`."""
+    """Notes the files that torch writes without Python: those of `torch.save`, `torch.export.save` and `torch.jit.save`, and those for its interpreter on
+    phones."""
     import torch
 
-    for kind, name in (("PyTorchFileWriter", "__init__"), ("ScriptModule", "save"), ("ScriptFunction", "save")):
+    for kind, name in (("PyTorchFileWriter", "__init__"), ("ScriptModule", "save"), ("ScriptFunction", "save"), ("ScriptModule", "_save_for_mobile")):
         _note_path(getattr(torch._C, kind), name)
+    for name in ("_save_jit_module", "_save_mobile_module"):
+        _note_path(torch._C, name)
 
 
 def _note_traces_and_shared_files(module):
@@ -1029,6 +1034,7 @@ def _note_traces_and_shared_files(module):
         return shared
 
     _note_path(torch._C._autograd._ProfilerResult, "save")
+    _note_path(module.profiler, "_add_execution_trace_observer")
     _note_path(torch, "from_file", is_shared)
     _note_path(torch.UntypedStorage, "from_file", is_shared)
     torch.UntypedStorage.from_file = staticmethod(torch.UntypedStorage.from_file)

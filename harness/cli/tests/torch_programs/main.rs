@@ -205,6 +205,16 @@ fn main() -> ExitCode {
         &python,
         random_values_are_not_known,
     ));
+    trials.push(of_python(
+        "saved_values.py: to save a value is no read of it, and to load it is one",
+        &python,
+        saved_values_are_read_by_what_may_see_them,
+    ));
+    trials.push(of_python(
+        "rank_reads.py: what a sender does not know, or what comes too late, is unknown",
+        &python,
+        ranks_do_not_know_more_than_their_senders,
+    ));
     let launchers = [
         ["torchrun", "torch.distributed.run", "--standalone"],
         [
@@ -946,31 +956,58 @@ fn documents_of_many_runs_name_their_doubts(python: &Path) -> Result<(), Failed>
 }
 
 fn random_values_are_not_known(python: &Path) -> Result<(), Failed> {
-    let (run, program) = (tempfile::tempdir()?, folder().join("random_reads.py"));
+    documents_of_many_runs_name_their_doubts(python)?;
+    reads_are_those_of_lines(python, "random_reads.py", &[], ".tolist()")
+}
+
+fn saved_values_are_read_by_what_may_see_them(python: &Path) -> Result<(), Failed> {
+    reads_are_those_of_lines(python, "saved_values.py", &[], "# read")
+}
+
+fn ranks_do_not_know_more_than_their_senders(python: &Path) -> Result<(), Failed> {
+    reads_are_those_of_lines(python, "rank_reads.py", &["--devices", "2"], "# read")
+}
+
+/// Checks that each line of a program with this end, and no other, reads one value that nothing
+/// computed.
+fn reads_are_those_of_lines(
+    python: &Path,
+    program: &str,
+    options: &[&str],
+    end: &str,
+) -> Result<(), Failed> {
+    let (run, program) = (tempfile::tempdir()?, folder().join(program));
     let record = run.path().join("run.json");
     let mut command = harness();
     command
-        .args(["exec", "--memory", "1GiB", "--record"])
+        .current_dir(&run)
+        .args(["exec", "--memory", "1GiB"])
+        .args(options)
+        .arg("--record")
         .arg(&record)
         .arg("--");
     let output = command.arg(python).arg(&program).output()?;
     let record: Value = serde_json::from_slice(&std::fs::read(record)?)?;
-    let process = &record["processes"][0];
     let text = std::fs::read_to_string(program)?;
-    let read = text
-        .lines()
-        .zip(1_u64..)
-        .filter(|(line, _)| line.ends_with(".tolist()"));
-    let read: Vec<Value> = read.map(|(_, number)| number.into()).collect();
-    let reads = process["uncomputed_reads_at"]
-        .as_array()
-        .ok_or("no reads are noted")?;
-    let noted: Vec<&Value> = reads.iter().map(|frame| &frame["line"]).collect();
-    documents_of_many_runs_name_their_doubts(python)?;
-    if noted.iter().copied().eq(&read) && process["uncomputed_reads"] == read.len() {
+    let lines = text.lines().zip(1_u64..);
+    let expected: Vec<u64> = lines
+        .filter(|(line, _)| line.ends_with(end))
+        .map(|(_, number)| number)
+        .collect();
+    let processes = record["processes"].as_array().ok_or("it has processes")?;
+    let frames = |process: &Value| process["uncomputed_reads_at"].as_array().cloned();
+    let mut noted: Vec<u64> = processes
+        .iter()
+        .flat_map(|process| frames(process).unwrap_or_default())
+        .filter_map(|frame| frame["line"].as_u64())
+        .collect();
+    noted.sort_unstable();
+    let counts = processes.iter().map(|process| &process["uncomputed_reads"]);
+    let count: u64 = counts.filter_map(Value::as_u64).sum();
+    if output.status.success() && noted == expected && count == expected.len() as u64 {
         Ok(())
     } else {
-        Err(format!("{noted:?} are noted, not {read:?}: {output:?}").into())
+        Err(format!("{count} at {noted:?} are noted, not {expected:?}: {output:?}").into())
     }
 }
 

@@ -237,9 +237,13 @@ impl Counters {
         self.memory_reads.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Counts a read of values that no model has computed. Returns the number of such reads.
-    pub fn count_uncomputed_read(&self) -> u64 {
-        self.uncomputed_reads.fetch_add(1, Ordering::Relaxed) + 1
+    /// Counts a read of values that no model has computed.
+    pub fn count_uncomputed_read(&self) {
+        self.uncomputed_reads.fetch_add(1, Ordering::Relaxed);
+    }
+
+    pub fn uncomputed_reads(&self) -> u64 {
+        self.uncomputed_reads.load(Ordering::Relaxed)
     }
 
     /// Notes a call that the GPU refused for another reason than its memory. Keeps the first.

@@ -28,7 +28,7 @@ static HOOK: Hook = Hook::new();
 
 /// Sets the function that is called after such a call has failed on request.
 #[unsafe(no_mangle)]
-extern "C" fn harness_failures_hook(hook: Option<extern "C" fn()>) {
+extern "C" fn harness_failures_hook(hook: Option<extern "C" fn() -> bool>) {
     HOOK.set(hook);
 }
 

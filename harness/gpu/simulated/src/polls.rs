@@ -17,7 +17,7 @@ static NOTED: AtomicU64 = AtomicU64::new(0);
 /// Sets the function that is called after such a query of a thread of Python. Others are threads of
 /// libraries that watch work, for example of NCCL.
 #[unsafe(no_mangle)]
-extern "C" fn harness_polls_hook(hook: Option<extern "C" fn()>) {
+extern "C" fn harness_polls_hook(hook: Option<extern "C" fn() -> bool>) {
     HOOK.set(hook);
 }
 

@@ -4,16 +4,16 @@
 use std::cell::Cell;
 
 use crate::hook::Hook;
-use crate::world::Machine;
+use crate::world::{Machine, machine};
 
 /// Later reads are only counted.
 const MOST_NOTED: u64 = 10_000;
 
 static HOOK: Hook = Hook::new();
 
-/// Sets the function that is called after such a read.
+/// Sets the function that is called for such a read.
 #[unsafe(no_mangle)]
-extern "C" fn harness_reads_hook(hook: Option<extern "C" fn()>) {
+extern "C" fn harness_reads_hook(hook: Option<extern "C" fn() -> bool>) {
     HOOK.set(hook);
 }
 
@@ -39,10 +39,16 @@ pub(crate) fn announced(into: &mut [u8]) -> bool {
         .is_some()
 }
 
-/// Counts a read. Callers do not hold the state.
+/// Counts a read, unless its values only go into a file. Callers do not hold the state.
 pub(crate) fn note(machine: &Machine) {
-    let count = machine.counters.count_uncomputed_read();
-    if count <= MOST_NOTED {
-        HOOK.call();
+    let is_noted = machine.counters.uncomputed_reads() < MOST_NOTED;
+    if !(is_noted && HOOK.call()) {
+        machine.counters.count_uncomputed_read();
     }
+}
+
+/// Counts a read of a file with such values.
+#[unsafe(no_mangle)]
+extern "C" fn harness_reads_note() {
+    note(machine());
 }

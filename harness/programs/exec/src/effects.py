@@ -57,6 +57,8 @@ _MOST_PLACES = 64
 first = None
 first_shared = None
 _is_watching = True
+# Called with each event, its arguments and the frame that raised it.
+also = None
 _kept = []  # What the library's function for Python needs.
 # Files and folders that `tempfile` has named.
 _temporary = set()
@@ -208,9 +210,13 @@ def _effect_of(event, arguments):
 # At the interpreter's exit this module's names become None, while destructors of the program still run.
 def _watch(event, arguments, events=frozenset(_EVENTS)):
     global first, first_shared
-    if event not in events or not _is_watching:
+    if event not in events:
         return
     try:
+        if also:
+            also(event, arguments, sys._getframe(1))
+        if not _is_watching:
+            return
         if event in _STARTS and not _has_variables(event, arguments) and _program(event, arguments) not in _HARMLESS:
             _note_without_variables(_program(event, arguments))
         if first:
@@ -233,7 +239,7 @@ def _watch(event, arguments, events=frozenset(_EVENTS)):
         # An exception of the hook would make the program's call fail. One that a signal handler of the program raised meanwhile is the program's.
         trace = error.__traceback__
         while trace is not None:
-            if trace.tb_frame.f_globals.get("__name__") not in (__name__, "os", "posixpath", "genericpath", "codecs"):
+            if trace.tb_frame.f_globals.get("__name__") not in (__name__, "harness_saved", "os", "posixpath", "genericpath", "codecs"):
                 raise
             trace = trace.tb_next
 
@@ -258,6 +264,11 @@ def stop():
 def note_write(path):
     """Reports a file that code outside of Python is about to write."""
     sys.audit("open", path, "wb", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+
+
+def note_read(path):
+    """Reports a file that code outside of Python is about to read."""
+    sys.audit("open", path, "rb", os.O_RDONLY)
 
 
 def shorten(path):

@@ -22,7 +22,7 @@ _EVENTS_ONLY = os.environ.get("HARNESS_GPU_SNAPSHOT") == "events"
 _MOST_EVENTS = 500000
 # Frames recorded for an out of memory error.
 _MOST_FRAMES = 16
-_OWN_PACKAGES = ("torch", "torchvision", "torchaudio", "functorch", "triton")
+_OWN_PACKAGES = ("torch", "torchvision", "torchaudio", "functorch", "triton", "safetensors")
 # Imported by the first optimizer, which takes about a second. Before torch 2.11 its import creates temporary files.
 _LATE = "torch._dynamo"
 # Bytes of one record in the files of allocation attempts and of frees.
@@ -587,7 +587,9 @@ def _is_of_program(file):
     if file not in _files:
         site = os.path.dirname(os.path.dirname(sys.modules["torch"].__file__))
         here = os.path.dirname(os.path.abspath(__file__)) + os.sep
-        own = tuple(os.path.join(site, package) + os.sep for package in _OWN_PACKAGES) + (here, "<frozen ")
+        # Through these modules they open files.
+        openers = (os.path.join(os.path.dirname(os.__file__), name) for name in ("contextlib.py", "pathlib"))
+        own = (*(os.path.join(site, package) + os.sep for package in _OWN_PACKAGES), here, *openers, "<frozen ")
         _files[file] = not os.path.abspath(file).startswith(own) and not file.startswith(own)
     return _files[file]
 
@@ -663,7 +665,7 @@ def _note_failed_calls(module):
     def begin():
         import ctypes
 
-        hook = ctypes.CFUNCTYPE(None)(lambda: _write_error_place("calls"))
+        hook = ctypes.CFUNCTYPE(ctypes.c_bool)(lambda: _write_error_place("calls"))
         library = ctypes.CDLL(_core())
         library.harness_failures_hook(hook)
         atexit.register(lambda: (library.harness_failures_hook(None), hook))
@@ -680,7 +682,8 @@ def _place(frame):
 
 
 def _note_reads(module):
-    """Notes the lines of the program that read values which nothing has computed, and those that ask whether the GPU has finished."""
+    """Notes the lines of the program that read values which nothing has computed, and those that ask whether the GPU has finished. Values that only go
+    into a file do not count."""
 
     import ctypes
     import json
@@ -692,6 +695,8 @@ def _note_reads(module):
         def note():
             try:
                 frame = sys._getframe(1)
+                if name_of_file == "reads" and _saved.is_saved(frame):
+                    return True
                 if name_of_file == "polls" and frame.f_code.co_name != "query" and "cupy" not in sys.modules:
                     return  # Torch asks for its pinned memory.
                 # The code of a frame and `id` take longer: Python raises audit events for them.
@@ -720,7 +725,7 @@ def _note_reads(module):
             except Exception:
                 pass  # The count of reads needs no line.
 
-        return ctypes.CFUNCTYPE(None)(note)
+        return ctypes.CFUNCTYPE(ctypes.c_bool)(note)
 
     def begin():
         library = ctypes.CDLL(_core())
@@ -814,7 +819,20 @@ def _take_over():
     global _RUN, _ATTEMPTS, _is_copy
     _RUN = _ATTEMPTS = os.environ["HARNESS_GPU_RUN"]
     _is_copy = True
+    _follow_saved()
     _mark()
+
+
+def _follow_saved():
+    """Follows the files of this run with values that nothing has computed."""
+
+    def count():
+        import ctypes
+
+        ctypes.CDLL(_core()).harness_reads_note()
+
+    _saved.folder, _saved.count = os.path.join(_RUN, "saved"), count
+    _effects.also = _saved.watch if _IS_COPIES else None
 
 
 def _keep_peaks_before_exec():
@@ -1046,7 +1064,7 @@ def _note_stores(module):
 
 
 def _note_files_of_safetensors(module):
-    write = module.serialize_file
+    write, read = module.serialize_file, module.safe_open
 
     def note_and_write(*args, **kwargs):
         filename = kwargs.get("filename", args[1] if len(args) > 1 else None)
@@ -1054,7 +1072,11 @@ def _note_files_of_safetensors(module):
             _effects.note_write(filename)
         return write(*args, **kwargs)
 
-    module.serialize_file = note_and_write
+    def safe_open(filename, *args, **kwargs):
+        _effects.note_read(filename)
+        return read(filename, *args, **kwargs)
+
+    module.serialize_file, module.safe_open = note_and_write, safe_open
 
 
 _WRITERS = {
@@ -1187,7 +1209,8 @@ if _RUN and not hasattr(sys, "_harness_hook"):
         _note_rank_of_launcher()
         sys.meta_path.insert(0, _ModuleFinder("torch.distributed.distributed_c10d", _note_ranks_of_program))
     if _IS_COPIES or os.environ.get("HARNESS_GPU_COPIES"):
-        _effects = _own_module("effects")
+        _effects, _saved = _own_module("effects"), _own_module("saved")
+        _follow_saved()
         for name, change in _WRITERS.items():
             sys.meta_path.insert(0, _ModuleFinder(name, _if_known(change)))
     for library in _libraries.LIBRARIES:

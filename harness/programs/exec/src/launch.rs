@@ -28,8 +28,11 @@ const SAMPLES: &str = "HARNESS_GPU_SAMPLES";
 /// Makes the hook write memory snapshots. With the value `events`, they lack call stacks.
 pub(crate) const SNAPSHOT: &str = "HARNESS_GPU_SNAPSHOT";
 const SITE: &str = include_str!("hook.py");
-/// Imported by the hook if a run may be repeated.
-const EFFECTS: (&str, &str) = ("effects.py", include_str!("effects.py"));
+/// Imported by the hook if a run may be repeated, or if small values are known.
+const FILES: [(&str, &str); 2] = [
+    ("effects.py", include_str!("effects.py")),
+    ("saved.py", include_str!("saved.py")),
+];
 /// Imported by the hook if the program imports the package of this name.
 const ENGINES: [(&str, &str); 4] = [
     ("cutlass.py", include_str!("engines/cutlass.py")),
@@ -278,7 +281,7 @@ impl Launch<'_> {
             Ledger::create(&own_ledger(run))?;
         }
         let of_values = VALUES.iter().filter(|_| settings.values != Values::Zeros);
-        for (name, module) in of_values.chain([&EFFECTS]) {
+        for (name, module) in of_values.chain(&FILES) {
             fs::write(hook.join(name), module)?;
         }
         let engines = hook.join("engines");

@@ -229,12 +229,8 @@ impl Exec {
 
     /// What decides each run, and what decides all of them.
     fn jobs_of(&self, planned: Vec<Planned>, setups: &Setups) -> Result<(Vec<Job>, Run), CliError> {
-        let is_alloc_conf = |name: &String| name == "alloc_conf";
-        let has_conf = planned
-            .iter()
-            .any(|run| run.cell.values.keys().any(is_alloc_conf));
         let settled = values::settled()?.map_or_else(String::new, |values| values.to_string());
-        let mut of_all = identity::variables("", has_conf, std::env::vars_os());
+        let mut of_all = identity::variables("", false, std::env::vars_os());
         of_all.extend([
             ("the version of harness".to_owned(), built::identity()),
             ("the default of `--values`".to_owned(), settled),
@@ -338,12 +334,16 @@ impl Exec {
         if self.ended_by_values(&record).is_none() {
             return Ok(Some(figures));
         }
+        let first = figures.took_ms;
         let again = run(Settings {
             values: Values::Cpu,
             ..settings
         })?;
         Ok(again.map(|(_, figures)| RunFigures {
             with_cpu_values: true,
+            took_ms: first
+                .zip(figures.took_ms)
+                .map(|(first, again)| first + again),
             ..figures
         }))
     }

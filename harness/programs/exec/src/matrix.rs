@@ -58,7 +58,7 @@ pub struct RunFigures {
     pub peak_reserved: Option<u64>,
     pub num_ooms: Option<u64>,
     pub num_alloc_retries: Option<u64>,
-    /// The time of the run. `None` if the program did not start.
+    /// The time of the run, or of both if it ran again. `None` if the program did not start.
     pub took_ms: Option<u64>,
     /// The version of torch, empty without it.
     pub torch: String,

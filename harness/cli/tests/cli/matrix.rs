@@ -101,7 +101,8 @@ fn killed_and_interrupted_runs_continue_and_no_row_is_lost_or_repeated() {
     torn.extend(b"{\"version\":1,\"program\":\"a\",\"val");
     fs::write(&file, torn).unwrap();
     let before = rows(folder, "runs.jsonl");
-    let code = interrupt(start(), folder, 12, "-INT");
+    // A further row shows that the process handles the signal.
+    let code = interrupt(start(), folder, before.len() + 1, "-INT");
     assert!(
         code == Some(130) || rows(folder, "runs.jsonl").len() == 24,
         "{code:?}"

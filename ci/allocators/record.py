@@ -22,7 +22,16 @@ HERE = Path(__file__).resolve().parent
 CACHE = Path(os.environ.get("HARNESS_CACHE", Path.home() / ".cache/harness")) / "allocators"
 PINNED = {"tensorflow-cpu": "2.21.0", "librmm-cu13": "26.10.0", "onnxruntime": "1.31.0", "jax-cuda13-pjrt": "0.12.0.1",
           "cupy-cuda13x": "14.2.0"}
-PACKAGE = {"bfc": "tensorflow-cpu", "rmm_pool": "librmm-cu13", "ort_arena": "onnxruntime", "xla_bfc": "jax-cuda13-pjrt", "cupy_pool": "cupy-cuda13x"}
+# The package and the recorder of an allocator.
+RECORDER = {
+    "bfc": ("tensorflow-cpu", "bfc.cpp"),
+    "rmm_pool": ("librmm-cu13", "rmm_pool.cpp"),
+    "rmm_arena": ("librmm-cu13", "rmm_resources.cpp"),
+    "rmm_binning": ("librmm-cu13", "rmm_resources.cpp"),
+    "ort_arena": ("onnxruntime", "ort_arena.cpp"),
+    "xla_bfc": ("jax-cuda13-pjrt", "xla_bfc.cpp"),
+    "cupy_pool": ("cupy-cuda13x", "cupy_pool.py"),
+}
 HARNESS = os.environ.get("HARNESS", HERE.parent.parent / "target/debug/harness")
 GIB = 1 << 30
 OPERATIONS = 500
@@ -55,8 +64,18 @@ CONFIGURATIONS = [
     ("tight", "xla_bfc", 1, "pressure", 4 * GIB, 8 * GIB, {"limit": GIB * 5 // 2}),
     ("growing", "xla_bfc", 1, "mixed large pressure", 4 * GIB, 8 * GIB, {"limit": 4 * GIB, "preallocate": 0}),
     ("tiny", "rmm_pool", 2, "tiny", 4 * GIB, None, {"initial": 0, "maximum": 12800}),
+    ("single", "rmm_arena", 1, "small large pressure", 4 * GIB, None, {"size": GIB}),
+    ("streams", "rmm_arena", 8, "mixed large pressure superblocks", 4 * GIB, None, {"size": 2 * GIB}),
+    ("tight", "rmm_arena", 8, "small superblocks", 4 * GIB, None, {"size": 64 << 20}),
+    ("odd", "rmm_arena", 3, "pressure", 4 * GIB, None, {"size": (256 << 20) + 255}),
+    ("unlimited", "rmm_binning", 1, "pressure", 4 * GIB, None, {"least": 18, "largest": 22, "initial": GIB}),
+    ("initial", "rmm_binning", 3, "mixed pressure blocks", 4 * GIB, None, {"least": 18, "largest": 22, "initial": GIB, "maximum": 3 * GIB}),
+    ("unlimited_streams", "rmm_binning", 8, "large pressure blocks", 4 * GIB, None, {"least": 18, "largest": 22, "initial": 0}),
+    ("small", "rmm_binning", 3, "tiny small", 4 * GIB, None, {"least": 8, "largest": 16, "initial": 0, "maximum": 3 * GIB}),
+    ("scarce", "rmm_binning", 8, "pressure blocks", 384 << 20, 4 * GIB, {"least": 18, "largest": 20, "initial": 0}),
+    ("fixed", "rmm_binning", 3, "blocks", 512 << 20, None, {"least": 20, "largest": 20, "initial": 256 << 20, "fixed": 1}),
 ]
-# The smallest and the largest request of a kind, the bytes after which a trace only frees, and how often it empties the cache.
+# The smallest and the largest request of a kind, the bytes after which a trace only frees, how often it empties the cache, and how often it frees before.
 KINDS = {
     "tiny": (1, 1 << 11, 1 << 14, 0),
     "small": (1, 1 << 18, 80 << 20, 0),
@@ -64,11 +83,13 @@ KINDS = {
     "large": (1 << 20, 1 << 29, 3 * GIB, 0),
     "pressure": (1, 1 << 27, 4 * GIB + GIB // 2, 0),
     "emptied": (1, 1 << 26, GIB + GIB // 4, 0.04),
+    "superblocks": (1 << 8, 1 << 22, 128 << 20, 0),
+    "blocks": (1 << 19, 1 << 20, 240 << 20, 0, 0.15),
 }
 
 
 def trace(kind, streams, seed=""):
-    low, high, target, emptied = KINDS[kind]
+    low, high, target, emptied, freed = (*KINDS[kind], 0.42)[:5]
     rng = random.Random(f"{kind} {streams}{seed}")
     common = [rng.randrange(low, high) for _ in range(12)]
     live, lines, number = {}, [], 0
@@ -76,7 +97,7 @@ def trace(kind, streams, seed=""):
         if emptied and rng.random() < emptied:
             lines.append("e")
             continue
-        if live and (sum(live.values()) > target or rng.random() < 0.42):
+        if live and (sum(live.values()) > target or rng.random() < freed):
             # Most programs free in the order of a stack, some in any order.
             name = rng.choice(list(live)) if rng.random() < 0.5 else list(live)[-1]
             del live[name]
@@ -108,12 +129,12 @@ def installed(packages):
     return folder
 
 
-def recorder(package, version):
-    """The command that runs this version's allocator."""
+def recorder(package, version, source):
+    """The command that runs this version's allocator with this program."""
     folder = installed([f"{package}=={version}"])
     if package.startswith("cupy"):
-        return ["env", f"PYTHONPATH={folder}", sys.executable, HERE / "cupy_pool.py"]
-    source = HERE / {"tensorflow-cpu": "bfc.cpp", "onnxruntime": "ort_arena.cpp", "jax-cuda13-pjrt": "xla_bfc.cpp"}.get(package, "rmm_pool.cpp")
+        return ["env", f"PYTHONPATH={folder}", sys.executable, HERE / source]
+    source = HERE / source
     program = CACHE / f"{source.stem}-{version}"
     arguments = [*(folder / "onnxruntime/capi").glob("libonnxruntime.so.*"), *folder.glob("jax_plugins/*/xla_cuda_plugin.so")]
     if program.exists() and program.stat().st_mtime > source.stat().st_mtime:
@@ -157,22 +178,30 @@ def settings_of(allocator, options):
         return {"preallocate": options.get("preallocate", 1) == 1, "memory_limit": options["limit"]}
     if allocator == "cupy_pool":
         return {"limit": options.get("limit")}
-    return {"initial_pool_size": options["initial"], "maximum_pool_size": options.get("maximum")}
+    if allocator == "rmm_arena":
+        return {"arena_size": options["size"]}
+    pool = {"initial_pool_size": options["initial"], "maximum_pool_size": options.get("maximum")}
+    if allocator == "rmm_binning":
+        return {"pool": pool, "min_size_exponent": options["least"], "max_size_exponent": options["largest"]}
+    return pool
 
 
 def recorded(programs, seeds=("",)):
     """The name, header and decisions of each recording."""
     for name, allocator, streams, kinds, capacity, total, options in CONFIGURATIONS:
-        package = PACKAGE[allocator]
-        if package not in programs:
+        if allocator not in programs:
             continue
+        package, source = RECORDER[allocator]
+        program = programs[allocator]
+        if source == "rmm_resources.cpp":
+            program = [*program, "fixed" if "fixed" in options else allocator.removeprefix("rmm_")]
         for kind, seed in itertools.product(kinds.split(), seeds):
             operations = trace(kind, streams, seed)
             if allocator == "xla_bfc":
-                simulated = [HARNESS, "exec", "--cuda", "13", "--memory", str(total), "--", *programs[package]]
+                simulated = [HARNESS, "exec", "--cuda", "13", "--memory", str(total), "--", *program]
                 lines = decisions(simulated, operations, total, options)
             else:
-                lines = decisions(programs[package], operations, capacity, options)
+                lines = decisions(program, operations, capacity, options)
             header = {"library": f"{package} {PINNED[package]}", "allocator": allocator, "settings": settings_of(allocator, options), "capacity": capacity}
             header |= {"total": total} if total else {}
             addresses = "linux" if allocator == "xla_bfc" else "up"
@@ -180,7 +209,10 @@ def recorded(programs, seeds=("",)):
 
 
 def write(folder, allocators, seeds=("",)):
-    programs = {PACKAGE[allocator]: recorder(PACKAGE[allocator], PINNED[PACKAGE[allocator]]) for allocator in allocators}
+    programs = {}
+    for allocator in allocators:
+        package, source = RECORDER[allocator]
+        programs[allocator] = recorder(package, PINNED[package], source)
     for name, header, lines in recorded(programs, seeds):
         text = "\n".join(json.dumps(part, separators=(",", ":")) for part in [header, *lines]) + "\n"
         (folder / f"{name}.jsonl.gz").write_bytes(gzip.compress(text.encode(), mtime=0))
@@ -189,8 +221,10 @@ def write(folder, allocators, seeds=("",)):
 def versions(chosen):
     for package, version in chosen:
         of = next(pinned for pinned in PINNED if pinned.split("-")[0] == package.split("-")[0])
-        pinned = {name: lines for name, _, lines in recorded({of: recorder(of, PINNED[of])})}
-        theirs = {name: lines for name, _, lines in recorded({of: recorder(package, version)})}
+        # rmm_resources.cpp needs functions of the pinned version by name.
+        of_package = {allocator: source for allocator, (name, source) in RECORDER.items() if name == of and source != "rmm_resources.cpp"}
+        pinned = {name: lines for name, _, lines in recorded({allocator: recorder(of, PINNED[of], source) for allocator, source in of_package.items()})}
+        theirs = {name: lines for name, _, lines in recorded({allocator: recorder(package, version, source) for allocator, source in of_package.items()})}
         differing = []
         for name, lines in pinned.items():
             equal = sum(a == b or b.endswith(" ?") and a.rsplit(" ", 1)[0] == b[:-2] for a, b in zip(lines, theirs[name]))
@@ -204,6 +238,6 @@ if __name__ == "__main__":
         versions([tuple(name.split("=")) for name in sys.argv[2:]])
     elif len(sys.argv) > 2:
         OPERATIONS = int(sys.argv[3])
-        write(Path(sys.argv[1]), sys.argv[4:] or PACKAGE, [f"-{seed}" for seed in range(int(sys.argv[2]))])
+        write(Path(sys.argv[1]), sys.argv[4:] or RECORDER, [f"-{seed}" for seed in range(int(sys.argv[2]))])
     else:
-        write(Path(sys.argv[1]), PACKAGE)
+        write(Path(sys.argv[1]), RECORDER)

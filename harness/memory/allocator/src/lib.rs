@@ -4,9 +4,10 @@
 //!   ([`device::sim`]). GPUs are in `harness-cuda`.
 //! * [`allocator`]: a caching allocator that behaves byte for byte like PyTorch's
 //!   ([`allocator::caching`]), the allocators of TensorFlow ([`allocator::bfc`]), RMM
-//!   ([`allocator::rmm_pool`]), ONNX Runtime ([`allocator::ort_arena`]), JAX
-//!   ([`allocator::xla_bfc`]) and CuPy ([`allocator::cupy_pool`]), the driver's own pool
-//!   ([`allocator::async_pool`]), and a baseline without a cache ([`allocator::direct`]).
+//!   ([`allocator::rmm_pool`], [`allocator::rmm_arena`], [`allocator::rmm_binning`]), ONNX Runtime
+//!   ([`allocator::ort_arena`]), JAX ([`allocator::xla_bfc`]) and CuPy ([`allocator::cupy_pool`]),
+//!   the driver's own pool ([`allocator::async_pool`]), and a baseline without a cache
+//!   ([`allocator::direct`]).
 //! * [`stats`]: the counters, with the names of `torch.cuda.memory_stats()`.
 //! * [`hash`]: hashes that are the same on every machine.
 //!
@@ -49,8 +50,8 @@
 //! sizes that change from step to step, such as varying sequence lengths: its segments grow and
 //! shrink instead of fragmenting. It needs a device that can map memory. `async_pool` leaves
 //! caching to the driver and shares one pool with other users of `cudaMallocAsync` in the process.
-//! `bfc`, `rmm_pool`, `ort_arena`, `xla_bfc` and `cupy_pool` are for comparison. `direct` calls the
-//! driver for each request, so a memory checker sees every buffer.
+//! `bfc`, `rmm_pool`, `rmm_arena`, `rmm_binning`, `ort_arena`, `xla_bfc` and `cupy_pool` are for
+//! comparison. `direct` calls the driver for each request, so a memory checker sees every buffer.
 //!
 //! This crate does not depend on scenarios, reports or a command line.
 

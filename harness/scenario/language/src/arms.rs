@@ -614,6 +614,15 @@ pub const fn about(kind: AllocatorKind) -> &'static str {
             "RMM's `pool_memory_resource`: reserves half the memory at start, keeps a free list \
              per stream, takes blocks of other streams after an event"
         }
+        AllocatorKind::RmmArena => {
+            "RMM's `arena_memory_resource`: half of the memory in one region that never grows; \
+             small requests of a stream come from superblocks of at least 1 MiB, which it keeps \
+             until a request fails"
+        }
+        AllocatorKind::RmmBinning => {
+            "RMM's `binning_memory_resource` on `rmm_pool`: bins from 256 KiB to 4 MiB take 128 \
+             blocks each at start, 992 MiB in all; larger requests go to the pool"
+        }
         AllocatorKind::OrtArena => {
             "ONNX Runtime's arena (`BFCArena`) with its defaults: as `bfc`, but regions double \
              from 1 MiB to 1 GiB and are released only by `empty_cache`"

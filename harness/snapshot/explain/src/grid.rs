@@ -46,9 +46,11 @@ pub const SETTINGS: [&str; 24] = [
     "max_split_size_mb:512,garbage_collection_threshold:0.8,per_process_memory_fraction:0.98",
 ];
 
-pub const OTHER_ALLOCATORS: [AllocatorKind; 7] = [
+pub const OTHER_ALLOCATORS: [AllocatorKind; 9] = [
     AllocatorKind::Bfc,
     AllocatorKind::RmmPool,
+    AllocatorKind::RmmArena,
+    AllocatorKind::RmmBinning,
     AllocatorKind::OrtArena,
     AllocatorKind::XlaBfc,
     AllocatorKind::CupyPool,
@@ -75,7 +77,9 @@ impl Configuration {
     /// one.
     fn part_at_start(&self) -> Option<&'static str> {
         match self.allocator.kind() {
-            Some(AllocatorKind::RmmPool) => Some("half"),
+            Some(AllocatorKind::RmmPool | AllocatorKind::RmmArena | AllocatorKind::RmmBinning) => {
+                Some("half")
+            }
             Some(AllocatorKind::XlaBfc) => Some("three quarters"),
             Some(
                 AllocatorKind::Caching

@@ -93,7 +93,7 @@ fn main() -> ExitCode {
 /// allocator.
 fn is_of_library(path: &Path) -> bool {
     let name = path.file_name().unwrap_or_default().to_string_lossy();
-    ["bfc-", "cupy_pool-", "ort_arena-", "rmm_pool-", "xla_bfc-"]
+    ["bfc-", "cupy_pool-", "ort_arena-", "rmm_", "xla_bfc-"]
         .iter()
         .any(|allocator| name.starts_with(allocator))
 }

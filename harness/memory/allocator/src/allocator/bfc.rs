@@ -474,7 +474,8 @@ impl Allocator for BfcAllocator {
         if !self.pending.is_empty() {
             self.regions.wait_for(&mut self.pending, device)?;
         }
-        self.regions.release_except(device, 0, self.kept)?;
+        let kept = self.kept;
+        (self.regions).release_except(device, 0, |chunk| kept == Some(DevicePtr(chunk.address)))?;
         if let Library::OnnxRuntime(config) = &self.rules {
             self.next_region = Some(config.initial_growth_chunk_size_bytes.0);
         }

@@ -2,9 +2,9 @@
 //!
 //! The caller passes the device to each call, so one device can serve an allocator, an audit and a
 //! scenario. [`caching`] models PyTorch, [`bfc`] TensorFlow, ONNX Runtime ([`ort_arena`]) and JAX
-//! ([`xla_bfc`]), [`rmm_pool`] RMM, [`cupy_pool`] CuPy and [`async_pool`] the driver's own pool;
-//! [`direct`] is the baseline without a cache. [`shared`] protects one of them with a lock for many
-//! host threads and frees by address.
+//! ([`xla_bfc`]), [`rmm_pool`], [`rmm_arena`] and [`rmm_binning`] RMM, [`cupy_pool`] CuPy and
+//! [`async_pool`] the driver's own pool; [`direct`] is the baseline without a cache. [`shared`]
+//! protects one of them with a lock for many host threads and frees by address.
 
 pub mod async_pool;
 pub mod bfc;
@@ -17,6 +17,8 @@ mod live;
 pub mod ort_arena;
 mod pending;
 mod regions;
+pub mod rmm_arena;
+pub mod rmm_binning;
 pub mod rmm_pool;
 pub mod shared;
 mod slab;
@@ -203,6 +205,11 @@ pub trait Allocator: Send {
 
     /// Returns true if it releases free segments before it fails a request that the driver refused.
     fn releases_before_failure(&self) -> bool {
+        true
+    }
+
+    /// Returns true if no two blocks that are free for the same stream are adjacent in a segment.
+    fn merges_free_neighbours(&self) -> bool {
         true
     }
 

@@ -43,6 +43,29 @@ impl Events {
         Ok(recorded?.map(|()| event))
     }
 
+    /// Makes the stream wait for the other streams' work on memory that is freed on it.
+    pub(super) fn order_behind(
+        &mut self,
+        device: &mut dyn Device,
+        stream: StreamId,
+        users: &BTreeSet<StreamId>,
+    ) -> Result<(), DeviceError> {
+        for &user in users {
+            let Some(event) = self.record(device, user)? else {
+                continue;
+            };
+            let waits = match if_exists(device.wait_event(stream, event)) {
+                Ok(Some(())) => Ok(()),
+                // The stream is destroyed, so only the host can wait.
+                Ok(None) => device.synchronize_event(event),
+                Err(error) => Err(error),
+            };
+            self.give_back(event);
+            waits?;
+        }
+        Ok(())
+    }
+
     /// Keeps an event for reuse. Queued waits for it stay valid.
     pub(super) fn give_back(&mut self, event: EventId) {
         self.idle.push(event);

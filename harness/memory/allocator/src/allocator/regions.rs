@@ -3,10 +3,10 @@
 //! has the structure and its counters.
 //!
 //! A *region* is one driver allocation, a chain of *chunks* without gaps. Free chunks have one
-//! order: by stream, then size, then address. So the first large enough chunk of a stream is the
-//! best fit, and the lowest of equal ones: one search, logarithmic in the free chunks. Neighbors
-//! that are free for the same stream are always merged. Neighbors that are free for different
-//! streams stay separate until one stream takes over the other's chunks.
+//! order: by list, then size, then address. Most allocators have one list per stream
+//! ([`FreeList`]). So the first large enough chunk of a stream is the best fit, and the lowest of
+//! equal ones: one search, logarithmic in the free chunks. Neighbors in the same list are always
+//! merged. Neighbors in different lists stay separate until one list takes over the other's chunks.
 //!
 //! A region serves requests of all sizes and streams, so all regions count in the large pool.
 
@@ -49,6 +49,48 @@ const POOL: PoolKind = PoolKind::Large;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct ChunkId(u32);
 
+/// A list of free chunks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum FreeList {
+    /// The chunks that a stream may reuse without a wait.
+    Stream(StreamId),
+    /// The blocks of a bin that a stream may reuse without a wait. They have one size, never merge,
+    /// and leave the list in the order of their frees.
+    Bin(usize, StreamId),
+    /// The chunks of the superblock at this address, and the stream whose arena has it. The global
+    /// arena has the others.
+    Superblock(u64, Option<StreamId>),
+}
+
+impl From<StreamId> for FreeList {
+    fn from(stream: StreamId) -> Self {
+        Self::Stream(stream)
+    }
+}
+
+impl FreeList {
+    /// The stream that may reuse its chunks.
+    pub(super) fn stream(self) -> StreamId {
+        match self {
+            Self::Stream(stream) | Self::Bin(_, stream) => stream,
+            Self::Superblock(_, owner) => owner.unwrap_or(StreamId::DEFAULT),
+        }
+    }
+
+    /// The list of the same kind for a chunk that this stream frees.
+    pub(super) const fn of(self, stream: StreamId) -> Self {
+        match self {
+            Self::Stream(_) => Self::Stream(stream),
+            Self::Bin(bin, _) => Self::Bin(bin, stream),
+            Self::Superblock(..) => self,
+        }
+    }
+
+    const fn merges(self) -> bool {
+        !matches!(self, Self::Bin(..))
+    }
+}
+
 #[derive(Clone, Debug)]
 pub(super) struct Chunk {
     pub(super) address: u64,
@@ -56,6 +98,8 @@ pub(super) struct Chunk {
     requested: u64,
     pub(super) state: BlockState,
     pub(super) stream: StreamId,
+    /// The list that it is in, or that it joins when it becomes free.
+    pub(super) list: FreeList,
     /// The number of frees before its own free. 0 for a chunk that was never used, or not since
     /// another stream took it over.
     freed_at: u64,
@@ -71,10 +115,25 @@ impl Chunk {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct FreeChunk {
-    stream: StreamId,
+    list: FreeList,
     size: u64,
+    /// [`Chunk::freed_at`] in a bin, else 0.
+    freed_at: u64,
     address: u64,
     id: ChunkId,
+}
+
+impl FreeChunk {
+    /// The first possible chunk of this size in the list.
+    const fn first(list: FreeList, size: u64) -> Self {
+        Self {
+            list,
+            size,
+            freed_at: 0,
+            address: 0,
+            id: ChunkId(0),
+        }
+    }
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -131,24 +190,30 @@ impl Regions {
         }
     }
 
-    /// The smallest free chunk of at least `size` for the stream, by the rules of [`Placement`].
+    /// The smallest free chunk of at least `size` in the list, by the rules of [`Placement`].
     /// Logarithmic in free chunks; for [`Placement::High`] linear in regions too.
-    pub(super) fn best_fit(&self, stream: StreamId, size: u64) -> Option<ChunkId> {
-        let from = FreeChunk {
-            stream,
-            size,
-            address: 0,
-            id: ChunkId(0),
-        };
-        let mut fitting = (self.free.range(from..)).take_while(|chunk| chunk.stream == stream);
+    pub(super) fn best_fit(&self, list: impl Into<FreeList>, size: u64) -> Option<ChunkId> {
+        let list = list.into();
         match self.placement {
-            Placement::Low => fitting.next().map(|chunk| chunk.id),
-            Placement::High => self.best_fit_above_gaps(fitting).or_else(|| {
-                let gap = self.free.range(from..).next();
-                gap.filter(|chunk| chunk.stream == stream)
-                    .map(|chunk| chunk.id)
-            }),
+            Placement::Low => self.fitting(list, size).next().map(|chunk| chunk.id),
+            Placement::High => self
+                .best_fit_above_gaps(self.fitting(list, size))
+                .or_else(|| self.fitting(list, size).next().map(|chunk| chunk.id)),
         }
+    }
+
+    /// The lowest free chunk of at least `size` in the list. Linear in the chunks of that size.
+    pub(super) fn first_fit(&self, list: FreeList, size: u64) -> Option<ChunkId> {
+        self.fitting(list, size)
+            .min_by_key(|chunk| chunk.address)
+            .map(|chunk| chunk.id)
+    }
+
+    /// The free chunks of at least `size` in the list, the smallest first.
+    fn fitting(&self, list: FreeList, size: u64) -> impl Iterator<Item = &FreeChunk> {
+        self.free
+            .range(FreeChunk::first(list, size)..)
+            .take_while(move |chunk| chunk.list == list)
     }
 
     /// The highest of the smallest chunks that have a chunk below them in their region.
@@ -167,21 +232,19 @@ impl Regions {
         equal.rev().find(is_above).map(|chunk| chunk.id)
     }
 
-    /// The free chunk at an address, if it fits as well as the best one: same stream and size.
+    /// The free chunk at an address, if it fits as well as the best one: same list and size.
     /// Logarithmic in free chunks.
     pub(super) fn equal_fit(&self, best: ChunkId, address: DevicePtr) -> Option<ChunkId> {
-        let Chunk { stream, size, .. } = self[best];
+        let Chunk { list, size, .. } = self[best];
         let from = FreeChunk {
-            stream,
-            size,
             address: address.0,
-            id: ChunkId(0),
+            ..FreeChunk::first(list, size)
         };
         let found = self.free.range(from..).next()?;
-        ((found.stream, found.size, found.address) == (stream, size, address.0)).then_some(found.id)
+        ((found.list, found.size, found.address) == (list, size, address.0)).then_some(found.id)
     }
 
-    /// Allocates a free chunk, cut to `size`. The rest stays free for the chunk's stream.
+    /// Allocates a free chunk, cut to `size`. The rest stays in the chunk's list.
     /// Logarithmic in free chunks.
     pub(super) fn hand_out(&mut self, id: ChunkId, request: Request, size: u64) -> Allocation {
         self.take_out(id);
@@ -203,6 +266,7 @@ impl Regions {
         chunk.state = BlockState::Allocated;
         chunk.requested = request.size.0;
         chunk.stream = request.stream;
+        chunk.list = chunk.list.of(request.stream);
         let range = MemoryRange::new(DevicePtr(chunk.address), Bytes(chunk.size));
         self.stats.allocation.increase(POOL, 1);
         self.stats.allocated_bytes.increase(POOL, range.len.0);
@@ -318,22 +382,17 @@ impl Regions {
     pub(super) fn other_streams(&self, than: StreamId) -> Vec<StreamId> {
         let mut streams = Vec::new();
         let mut from = StreamId(0);
-        while let Some(chunk) = self
-            .free
-            .range(
-                FreeChunk {
-                    stream: from,
-                    size: 0,
-                    address: 0,
-                    id: ChunkId(0),
-                }..,
-            )
+        while let Some(chunk) = (self.free)
+            .range(FreeChunk::first(FreeList::Stream(from), 0)..)
             .next()
         {
-            if chunk.stream != than {
-                streams.push(chunk.stream);
+            let FreeList::Stream(stream) = chunk.list else {
+                break;
+            };
+            if stream != than {
+                streams.push(stream);
             }
-            let Some(next) = chunk.stream.0.checked_add(1) else {
+            let Some(next) = stream.0.checked_add(1) else {
                 break;
             };
             from = StreamId(next);
@@ -357,50 +416,77 @@ impl Regions {
         Ok(())
     }
 
-    /// Moves the chunks that another stream freed up to a time to this stream. The caller has
-    /// ordered the two streams. Linear in the chunks of the other stream, logarithmic in all chunks
-    /// for each moved one.
-    pub(super) fn take_over(&mut self, from: StreamId, to: StreamId, freed_by: u64) {
-        let range = FreeChunk {
-            stream: from,
-            size: 0,
-            address: 0,
-            id: ChunkId(0),
-        }..;
-        let of_stream = self
-            .free
-            .range(range)
-            .take_while(|chunk| chunk.stream == from);
-        let moving: Vec<ChunkId> = of_stream
+    /// Moves the chunks of another list that were freed up to a time to this list. The caller has
+    /// ordered the streams of both. Linear in the chunks of the other list, logarithmic in all
+    /// chunks for each moved one.
+    pub(super) fn take_over(
+        &mut self,
+        from: impl Into<FreeList>,
+        to: impl Into<FreeList>,
+        freed_by: u64,
+    ) {
+        let to = to.into();
+        let moving: Vec<ChunkId> = self
+            .fitting(from.into(), 0)
             .map(|chunk| chunk.id)
             .filter(|&id| self[id].freed_at <= freed_by)
             .collect();
-        // None of them merges before its turn: neighbors of the same stream were merged when they
+        // None of them merges before its turn: neighbors in the same list were merged when they
         // became free.
         for id in moving {
             self.take_out(id);
             let chunk = &mut self[id];
-            chunk.stream = to;
+            chunk.list = to;
+            chunk.stream = to.stream();
             chunk.freed_at = 0;
             self.merge(id);
         }
     }
 
-    fn largest(&self, stream: StreamId) -> u64 {
-        let from = FreeChunk {
-            stream,
-            size: 0,
-            address: 0,
-            id: ChunkId(0),
-        };
+    /// Cuts a free chunk after `size` bytes and moves the rest to a list.
+    pub(super) fn split_off(&mut self, id: ChunkId, size: u64, list: FreeList) -> ChunkId {
+        self.take_out(id);
+        let rest = self.cut(id, size);
+        self.put_in(id);
+        self[rest].list = list;
+        self[rest].stream = list.stream();
+        self.put_in(rest);
+        rest
+    }
+
+    /// Moves the first `size` bytes of a free chunk to a list, in blocks of `block` bytes.
+    pub(super) fn divide(&mut self, id: ChunkId, size: u64, block: u64, list: FreeList) {
+        if size < self[id].size {
+            let whole = self[id].list;
+            self.split_off(id, size, whole);
+        }
+        self.take_out(id);
+        let mut last = id;
+        loop {
+            let chunk = &mut self[last];
+            chunk.list = list;
+            chunk.stream = list.stream();
+            chunk.freed_at = 0;
+            if chunk.size == block {
+                break;
+            }
+            let rest = self.cut(last, block);
+            self.put_in(last);
+            last = rest;
+        }
+        self.put_in(last);
+    }
+
+    /// The size of the largest free chunk in the list.
+    pub(super) fn largest(&self, list: FreeList) -> u64 {
         let to = FreeChunk {
-            stream,
-            size: u64::MAX,
+            freed_at: u64::MAX,
             address: u64::MAX,
             id: ChunkId(u32::MAX),
+            ..FreeChunk::first(list, u64::MAX)
         };
         self.free
-            .range(from..=to)
+            .range(FreeChunk::first(list, 0)..=to)
             .next_back()
             .map_or(0, |chunk| chunk.size)
     }
@@ -425,6 +511,7 @@ impl Regions {
             requested: 0,
             state,
             stream,
+            list: stream.into(),
             freed_at: 0,
             previous: None,
             next: None,
@@ -459,20 +546,21 @@ impl Regions {
         device: &mut dyn Device,
         down_to: u64,
     ) -> Result<bool, DeviceError> {
-        self.release_except(device, down_to, None)
+        self.release_except(device, down_to, |_| false)
     }
 
-    /// As [`Self::release`], but keeps the region at an address.
+    /// As [`Self::release`], but keeps the regions with such a chunk.
     pub(super) fn release_except(
         &mut self,
         device: &mut dyn Device,
         down_to: u64,
-        kept: Option<DevicePtr>,
+        kept: impl Fn(&Chunk) -> bool,
     ) -> Result<bool, DeviceError> {
+        let is_kept = |region: &Region| self.chain(region.first).any(|id| kept(&self[id]));
         let free: Vec<(u64, Region)> = self
             .by_address
             .iter()
-            .filter(|&(&address, region)| kept != Some(DevicePtr(address)) && self.is_free(region))
+            .filter(|(_, region)| self.is_free(region) && !is_kept(region))
             .map(|(&address, &region)| (address, region))
             .collect();
         let mut any = false;
@@ -521,6 +609,19 @@ impl Regions {
         size: u64,
         configured: Option<Bytes>,
     ) -> AllocatorError {
+        let largest = self.largest(request.stream.into());
+        self.out_of_memory_beside(device, request, size, configured, largest)
+    }
+
+    /// As [`Self::out_of_memory`], with the size of the largest free chunk for the request.
+    pub(super) fn out_of_memory_beside(
+        &mut self,
+        device: &mut dyn Device,
+        request: Request,
+        size: u64,
+        configured: Option<Bytes>,
+        largest: u64,
+    ) -> AllocatorError {
         let reserved = Bytes(self.reserved());
         let limit = self.limit.into_iter().chain(configured).min();
         let cause = match limit.filter(|limit| limit.saturating_sub(reserved).0 < size) {
@@ -533,13 +634,12 @@ impl Regions {
                 }
             },
         };
-        let largest = Bytes(self.largest(request.stream));
         out_of_memory(
             &mut self.stats,
             device,
             [request.size, Bytes(size)],
             cause,
-            Some(largest),
+            Some(Bytes(largest)),
         )
     }
 
@@ -596,10 +696,18 @@ impl Regions {
     }
 
     fn free_chunk(&self, id: ChunkId) -> FreeChunk {
+        let Chunk {
+            address,
+            size,
+            list,
+            freed_at,
+            ..
+        } = self[id];
         FreeChunk {
-            stream: self[id].stream,
-            size: self[id].size,
-            address: self[id].address,
+            list,
+            size,
+            freed_at: if list.merges() { 0 } else { freed_at },
+            address,
             id,
         }
     }
@@ -629,12 +737,13 @@ impl Regions {
         }
     }
 
-    /// Merges a free chunk, not in the index, with its neighbors that are free for the same stream,
-    /// and adds it to the index.
+    /// Merges a free chunk, not in the index, with its neighbors in the same list, and adds it to
+    /// the index.
     fn merge(&mut self, id: ChunkId) {
-        let stream = self[id].stream;
+        let list = self[id].list;
         let mergeable = |regions: &Self, id: &ChunkId| {
-            regions[*id].state == BlockState::Inactive && regions[*id].stream == stream
+            let neighbor = &regions[*id];
+            neighbor.state == BlockState::Inactive && neighbor.list == list && list.merges()
         };
         if let Some(next) = self[id].next.filter(|next| mergeable(self, next)) {
             self.take_out(next);

@@ -38,7 +38,7 @@
 use std::collections::BTreeSet;
 
 use super::pending::{Events, if_exists};
-use super::regions::{self, CHUNK_UNIT, ChunkId, Regions};
+use super::regions::{self, CHUNK_UNIT, Chunk, ChunkId, FreeList, Regions};
 use super::{Allocation, Allocator, AllocatorError, Request, answered_by};
 use crate::device::{Device, DeviceError, EventId, StreamId};
 use crate::units::Bytes;
@@ -52,10 +52,10 @@ pub struct RmmPoolConfig {
     pub maximum_pool_size: Option<Bytes>,
 }
 
-/// What the pool knows of a stream.
+/// What the pool, or a bin of [`super::rmm_binning`], knows of a stream.
 #[derive(Debug)]
 struct StreamList {
-    stream: StreamId,
+    list: FreeList,
     /// Recorded after the last free of the stream, if there was any.
     event: EventId,
     /// False until the stream needs its list, and after another stream took it over.
@@ -65,7 +65,7 @@ struct StreamList {
 #[derive(Debug, Default)]
 pub struct RmmPool {
     config: RmmPoolConfig,
-    regions: Regions,
+    pub(super) regions: Regions,
     started: bool,
     /// In the order of the streams' first use.
     lists: Vec<StreamList>,
@@ -82,6 +82,19 @@ impl RmmPool {
         }
     }
 
+    /// Finds a chunk of at least `size` bytes for the request.
+    pub(super) fn chunk(
+        &mut self,
+        device: &mut dyn Device,
+        request: Request,
+        size: u64,
+    ) -> Result<ChunkId, AllocatorError> {
+        match self.regions.best_fit(request.stream, size) {
+            Some(chunk) => Ok(chunk),
+            None => self.find(device, request, size),
+        }
+    }
+
     /// Finds a chunk outside the stream's own ones: from another stream or from the driver.
     fn find(
         &mut self,
@@ -92,14 +105,12 @@ impl RmmPool {
         self.retry_frees(device)?;
         let first = !self.started;
         if first {
-            if self.left().is_some_and(|left| left < size) {
+            if self.is_above_limit(size) {
                 return Err(self.out_of_memory(device, request, size));
             }
             self.start(device)?;
         }
-        let own = self.list_of(device, request.stream)?;
-        self.lists[own].exists = true;
-        if let Some(chunk) = self.take_from_other_streams(device, own, size)? {
+        if let Some(chunk) = self.find_in_lists(device, request.stream.into(), size)? {
             return Ok(chunk);
         }
         if self.left().is_some_and(|left| left < size) {
@@ -119,7 +130,34 @@ impl RmmPool {
         }
     }
 
-    fn out_of_memory(
+    /// Takes a chunk from the list, or from other streams' lists of the pool or the same bin.
+    pub(super) fn find_in_lists(
+        &mut self,
+        device: &mut dyn Device,
+        list: FreeList,
+        size: u64,
+    ) -> Result<Option<ChunkId>, DeviceError> {
+        let own = self.open_list(device, list)?;
+        self.take_from_other_streams(device, own, size)
+    }
+
+    /// The position of the list, which exists from now on.
+    pub(super) fn open_list(
+        &mut self,
+        device: &mut dyn Device,
+        list: FreeList,
+    ) -> Result<usize, DeviceError> {
+        let position = self.list_of(device, list)?;
+        self.lists[position].exists = true;
+        Ok(position)
+    }
+
+    /// Whether the maximum refuses this much memory.
+    pub(super) fn is_above_limit(&self, size: u64) -> bool {
+        self.left().is_some_and(|left| left < size)
+    }
+
+    pub(super) fn out_of_memory(
         &mut self,
         device: &mut dyn Device,
         request: Request,
@@ -130,15 +168,14 @@ impl RmmPool {
     }
 
     /// Allocates the initial pool for the default stream.
-    fn start(&mut self, device: &mut dyn Device) -> Result<(), DeviceError> {
+    pub(super) fn start(&mut self, device: &mut dyn Device) -> Result<(), DeviceError> {
         if self.started {
             return Ok(());
         }
         let free = device.free_memory()?;
         let size = self.initial_size(free);
         if size > 0 {
-            let list = self.list_of(device, StreamId::DEFAULT)?;
-            self.lists[list].exists = true;
+            self.open_list(device, StreamId::DEFAULT.into())?;
             self.regions.add(device, size, StreamId::DEFAULT)?;
         }
         self.started = true;
@@ -146,19 +183,19 @@ impl RmmPool {
     }
 
     /// The size of the initial pool on a device with this much free memory.
-    fn initial_size(&self, free: Bytes) -> u64 {
+    pub(super) fn initial_size(&self, free: Bytes) -> u64 {
         let wanted = (self.config.initial_pool_size).map_or(free.0 / 2, |size| size.0);
         wanted.min(self.left().unwrap_or(u64::MAX)) / CHUNK_UNIT.0 * CHUNK_UNIT.0
     }
 
     /// The position of the stream's list. Makes it at the stream's first use. Linear in streams.
-    fn list_of(&mut self, device: &mut dyn Device, stream: StreamId) -> Result<usize, DeviceError> {
-        if let Some(list) = self.lists.iter().position(|list| list.stream == stream) {
+    fn list_of(&mut self, device: &mut dyn Device, of: FreeList) -> Result<usize, DeviceError> {
+        if let Some(list) = self.lists.iter().position(|list| list.list == of) {
             return Ok(list);
         }
         let event = self.events.take(device)?;
         self.lists.push(StreamList {
-            stream,
+            list: of,
             event,
             exists: false,
         });
@@ -173,13 +210,15 @@ impl RmmPool {
         own: usize,
         size: u64,
     ) -> Result<Option<ChunkId>, DeviceError> {
-        let stream = self.lists[own].stream;
-        if let Some(chunk) = self.regions.best_fit(stream, size) {
+        let to = self.lists[own].list;
+        let stream = to.stream();
+        if let Some(chunk) = self.regions.best_fit(to, size) {
             return Ok(Some(chunk));
         }
-        let is_other = |list: &StreamList| list.exists && list.stream != stream;
+        let is_other =
+            |list: &StreamList| list.exists && list.list != to && list.list.of(stream) == to;
         for list in self.lists.iter().filter(|list| is_other(list)) {
-            if let Some(chunk) = self.regions.best_fit(list.stream, size) {
+            if let Some(chunk) = self.regions.best_fit(list.list, size) {
                 device.wait_event(stream, list.event)?;
                 return Ok(Some(chunk));
             }
@@ -189,9 +228,9 @@ impl RmmPool {
             device.wait_event(stream, list.event)?;
             // Record first: if that fails, nothing has moved.
             device.record_event(own_event, stream)?;
-            self.regions.take_over(list.stream, stream, u64::MAX);
+            self.regions.take_over(list.list, to, u64::MAX);
             list.exists = false;
-            if let Some(chunk) = self.regions.best_fit(stream, size) {
+            if let Some(chunk) = self.regions.best_fit(to, size) {
                 return Ok(Some(chunk));
             }
         }
@@ -241,8 +280,9 @@ impl RmmPool {
             return Ok(());
         }
         let maximum = self.regions.limit(device, self.config.maximum_pool_size);
+        let is_of_bin = |chunk: &Chunk| matches!(chunk.list, FreeList::Bin(..));
         self.regions
-            .release(device, maximum.0.saturating_sub(size))
+            .release_except(device, maximum.0.saturating_sub(size), is_of_bin)
             .map(drop)
     }
 
@@ -255,8 +295,9 @@ impl RmmPool {
         users: BTreeSet<StreamId>,
     ) -> Result<(), DeviceError> {
         let stream = self.regions[chunk].stream;
-        let ordered = self.order_behind(device, stream, &users).and_then(|()| {
-            let list = self.list_of(device, stream)?;
+        let list = self.regions[chunk].list;
+        let ordered = (self.events.order_behind(device, stream, &users)).and_then(|()| {
+            let list = self.list_of(device, list)?;
             // A destroyed stream has no work after its last record.
             if_exists(device.record_event(self.lists[list].event, stream))?;
             Ok(list)
@@ -272,32 +313,19 @@ impl RmmPool {
     }
 
     /// Finishes the frees in which the device failed before.
-    fn retry_frees(&mut self, device: &mut dyn Device) -> Result<(), DeviceError> {
+    pub(super) fn retry_frees(&mut self, device: &mut dyn Device) -> Result<(), DeviceError> {
         while let Some((chunk, users)) = self.unfinished.pop() {
             self.finish_free(device, chunk, users)?;
         }
         Ok(())
     }
 
-    /// Makes the stream wait for the other streams' work on memory that is freed on it.
-    fn order_behind(
-        &mut self,
-        device: &mut dyn Device,
-        stream: StreamId,
-        users: &BTreeSet<StreamId>,
-    ) -> Result<(), DeviceError> {
-        for &user in users {
-            let Some(event) = self.events.record(device, user)? else {
-                continue;
-            };
-            let waits = match if_exists(device.wait_event(stream, event)) {
-                Ok(Some(())) => Ok(()),
-                // The stream is destroyed, so only the host can wait.
-                Ok(None) => device.synchronize_event(event),
-                Err(error) => Err(error),
-            };
-            self.events.give_back(event);
-            waits?;
+    /// Releases all memory of a pool without live chunks. The next request makes the initial pool.
+    pub(super) fn restart(&mut self, device: &mut dyn Device) -> Result<(), DeviceError> {
+        self.regions.release(device, 0)?;
+        self.started = false;
+        for list in self.lists.drain(..) {
+            self.events.give_back(list.event);
         }
         Ok(())
     }
@@ -332,10 +360,7 @@ impl Allocator for RmmPool {
             return Ok(Allocation::null(request));
         }
         let size = regions::rounded(device, request, CHUNK_UNIT)?;
-        let chunk = match self.regions.best_fit(request.stream, size) {
-            Some(chunk) => chunk,
-            None => self.find(device, request, size)?,
-        };
+        let chunk = self.chunk(device, request, size)?;
         Ok(self.regions.hand_out(chunk, request, size))
     }
 
@@ -356,7 +381,7 @@ impl Allocator for RmmPool {
         self.regions.record_use(allocation, stream)
     }
 
-    /// Moves the stream's free chunks to the default stream's list.
+    /// Moves the stream's free chunks to the default stream's lists.
     fn release_stream(
         &mut self,
         device: &mut dyn Device,
@@ -369,12 +394,14 @@ impl Allocator for RmmPool {
         if_exists(device.synchronize_stream(stream))?;
         // The event may be ordered after waits for other streams' work. All of that is complete
         // now.
-        let default = self.list_of(device, StreamId::DEFAULT)?;
-        self.lists[default].exists = true;
-        if let Some(list) = self.lists.iter().position(|list| list.stream == stream) {
-            self.events.give_back(self.lists.remove(list).event);
+        let is_of_stream = |list: &StreamList| list.list.stream() == stream;
+        while let Some(position) = self.lists.iter().position(is_of_stream) {
+            let from = self.lists[position].list;
+            let to = from.of(StreamId::DEFAULT);
+            self.open_list(device, to)?;
+            self.events.give_back(self.lists.remove(position).event);
+            self.regions.take_over(from, to, u64::MAX);
         }
-        self.regions.take_over(stream, StreamId::DEFAULT, u64::MAX);
         Ok(())
     }
 

@@ -5,7 +5,10 @@ use std::{fmt, str::FromStr};
 
 use super::caching::{self, ConfError, Config, TorchVersion, TorchVersionError};
 use super::library::{LibraryAllocator, LibrarySpec, LibrarySpecError};
-use super::{Allocator, async_pool, bfc, cupy_pool, direct, ort_arena, rmm_pool, xla_bfc};
+use super::{
+    Allocator, async_pool, bfc, cupy_pool, direct, ort_arena, rmm_arena, rmm_binning, rmm_pool,
+    xla_bfc,
+};
 use crate::named::named_enum;
 
 named_enum! {
@@ -20,6 +23,10 @@ named_enum! {
         Bfc = "bfc",
         /// The pool memory resource of RMM, the RAPIDS Memory Manager.
         RmmPool = "rmm_pool",
+        /// The arena memory resource of RMM.
+        RmmArena = "rmm_arena",
+        /// The binning memory resource of RMM.
+        RmmBinning = "rmm_binning",
         /// ONNX Runtime's memory arena.
         OrtArena = "ort_arena",
         /// XLA's allocator in JAX.
@@ -54,6 +61,8 @@ impl AllocatorKind {
             | Self::Expandable
             | Self::Bfc
             | Self::RmmPool
+            | Self::RmmArena
+            | Self::RmmBinning
             | Self::CupyPool
             | Self::OrtArena
             | Self::XlaBfc
@@ -187,6 +196,10 @@ impl AllocatorSpec {
             Which::Kind(AllocatorKind::RmmPool, _) => {
                 Box::new(rmm_pool::RmmPool::new(rmm_pool::RmmPoolConfig::default()))
             }
+            Which::Kind(AllocatorKind::RmmArena, _) => Box::new(rmm_arena::RmmArena::default()),
+            Which::Kind(AllocatorKind::RmmBinning, _) => {
+                Box::new(rmm_binning::RmmBinning::default())
+            }
             Which::Kind(AllocatorKind::OrtArena, _) => Box::new(bfc::BfcAllocator::onnx_runtime(
                 ort_arena::OrtArenaConfig::default(),
             )),
@@ -213,6 +226,8 @@ impl AllocatorSpec {
             Which::Kind(
                 AllocatorKind::Bfc
                 | AllocatorKind::RmmPool
+                | AllocatorKind::RmmArena
+                | AllocatorKind::RmmBinning
                 | AllocatorKind::CupyPool
                 | AllocatorKind::OrtArena
                 | AllocatorKind::XlaBfc

@@ -20,6 +20,7 @@ wrapper! {
         fn reserve_unit(device: &dyn Device) -> Bytes;
         fn largest_request(device: &dyn Device, free: Bytes) -> Bytes;
         fn releases_before_failure() -> bool;
+        fn merges_free_neighbours() -> bool;
         fn check_device(device: &mut dyn Device) -> Result<(), DeviceError>;
         fn stats() -> MemoryStats;
         fn snapshot() -> Vec<SegmentInfo>;

@@ -257,7 +257,7 @@ fn everything_is_released_after_the_last_free_and_empty_cache(
 ) -> Outcome {
     let before = fixture.device.memory()?;
     let live = (0..20)
-        .map(|n| fixture.must_allocate(Bytes(700_000 * (n % 5 + 1))))
+        .map(|n| fixture.must_allocate(Bytes(400_000 * (n % 5 + 1))))
         .collect::<Result<Vec<_>, _>>()?;
     live.into_iter()
         .try_for_each(|allocation| fixture.free(allocation))?;

@@ -131,7 +131,9 @@ fn a_storm_costs_the_audit_the_same_with_every_allocator() {
             | AllocatorKind::Bfc
             | AllocatorKind::OrtArena
             | AllocatorKind::XlaBfc
-            | AllocatorKind::RmmPool => LIVE,
+            | AllocatorKind::RmmPool
+            | AllocatorKind::RmmArena
+            | AllocatorKind::RmmBinning => LIVE,
         };
         for _ in 0..OPERATIONS {
             let slot = rng.random_range(0..slots);

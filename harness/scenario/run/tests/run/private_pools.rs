@@ -103,6 +103,8 @@ fn an_allocator_without_private_pools_refuses_them() {
     for kind in [
         AllocatorKind::Bfc,
         AllocatorKind::RmmPool,
+        AllocatorKind::RmmArena,
+        AllocatorKind::RmmBinning,
         AllocatorKind::OrtArena,
         AllocatorKind::XlaBfc,
         AllocatorKind::CupyPool,

@@ -770,6 +770,8 @@ allocators:
   - caching: { name: large_pages, conf: "expandable_segments:True,large_segment_size_mb:8192" }
   - bfc
   - rmm_pool
+  - rmm_arena
+  - rmm_binning
   - ort_arena
   - xla_bfc
   - cupy_pool

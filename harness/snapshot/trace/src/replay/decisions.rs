@@ -1,9 +1,10 @@
 //! Recordings of other libraries' allocators: for each operation, the calls of the device in
 //! order, and the place of the allocation.
 //!
-//! A line is `malloc SIZE -> REGION`, `malloc SIZE -> oom`, `free REGION`, `record STREAM` or
-//! `wait STREAM for STREAM`, each followed by `; `. The last part is `at REGION+OFFSET SIZE`,
-//! `oom`, `freed` or `ignored`. Regions are numbered in the order of their allocation.
+//! A call is `malloc SIZE -> REGION`, `malloc SIZE -> oom`, `free REGION`, `record STREAM`,
+//! `wait STREAM for STREAM`, `synchronize STREAM` or `synchronize all`, each followed by `; `. The
+//! last part is `at REGION+OFFSET SIZE`, `oom`, `freed` or `ignored`. Regions are numbered in the
+//! order of their allocation.
 
 use std::fmt::Write as _;
 use std::{collections::BTreeMap, ops::ControlFlow};
@@ -11,6 +12,8 @@ use std::{collections::BTreeMap, ops::ControlFlow};
 use harness_allocator::allocator::bfc::{BfcAllocator, BfcConfig};
 use harness_allocator::allocator::cupy_pool::{CupyPool, CupyPoolConfig};
 use harness_allocator::allocator::ort_arena::{ExtendStrategy, OrtArenaConfig};
+use harness_allocator::allocator::rmm_arena::{RmmArena, RmmArenaConfig};
+use harness_allocator::allocator::rmm_binning::{RmmBinning, RmmBinningConfig};
 use harness_allocator::allocator::rmm_pool::{RmmPool, RmmPoolConfig};
 use harness_allocator::allocator::xla_bfc::XlaBfcConfig;
 use harness_allocator::allocator::{Allocation, Allocator, AllocatorError, Request};
@@ -43,6 +46,8 @@ pub(super) struct Header {
 enum Settings {
     Bfc(BfcSettings),
     RmmPool(RmmPoolSettings),
+    RmmArena(RmmArenaSettings),
+    RmmBinning(RmmBinningSettings),
     OrtArena(OrtArenaSettings),
     XlaBfc(XlaBfcSettings),
     CupyPool(CupyPoolSettings),
@@ -61,6 +66,29 @@ struct BfcSettings {
 struct RmmPoolSettings {
     initial_pool_size: u64,
     maximum_pool_size: Option<u64>,
+}
+
+impl RmmPoolSettings {
+    fn config(self) -> RmmPoolConfig {
+        RmmPoolConfig {
+            initial_pool_size: Some(Bytes(self.initial_pool_size)),
+            maximum_pool_size: self.maximum_pool_size.map(Bytes),
+        }
+    }
+}
+
+#[derive(Clone, Copy, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct RmmArenaSettings {
+    arena_size: u64,
+}
+
+#[derive(Clone, Copy, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct RmmBinningSettings {
+    pool: RmmPoolSettings,
+    min_size_exponent: u32,
+    max_size_exponent: u32,
 }
 
 /// A setting that is absent has the library's default.
@@ -129,9 +157,14 @@ impl Settings {
                 memory_limit: Some(Bytes(settings.memory_limit)),
                 garbage_collection: settings.garbage_collection,
             })),
-            Self::RmmPool(settings) => Box::new(RmmPool::new(RmmPoolConfig {
-                initial_pool_size: Some(Bytes(settings.initial_pool_size)),
-                maximum_pool_size: settings.maximum_pool_size.map(Bytes),
+            Self::RmmPool(settings) => Box::new(RmmPool::new(settings.config())),
+            Self::RmmArena(settings) => Box::new(RmmArena::new(RmmArenaConfig {
+                arena_size: Some(Bytes(settings.arena_size)),
+            })),
+            Self::RmmBinning(settings) => Box::new(RmmBinning::new(RmmBinningConfig {
+                pool: settings.pool.config(),
+                min_size_exponent: settings.min_size_exponent,
+                max_size_exponent: settings.max_size_exponent,
             })),
             Self::OrtArena(settings) => Box::new(BfcAllocator::onnx_runtime(settings.config())),
             Self::XlaBfc(settings) => Box::new(BfcAllocator::xla(XlaBfcConfig {
@@ -358,6 +391,19 @@ impl wrapper::DeviceWrapper for Logged {
             None => self.note(format_args!("wait {waiter} for nothing; ")),
         }
         self.inner.wait_event(stream, event)
+    }
+
+    fn synchronize_stream(&mut self, stream: StreamId) -> Result<(), DeviceError> {
+        use harness_allocator::device::Device as _;
+        let stream_in_trace = self.streams.in_trace(stream).0;
+        self.note(format_args!("synchronize {stream_in_trace}; "));
+        self.inner.synchronize_stream(stream)
+    }
+
+    fn synchronize(&mut self) -> Result<(), DeviceError> {
+        use harness_allocator::device::Device as _;
+        self.note(format_args!("synchronize all; "));
+        self.inner.synchronize()
     }
 }
 

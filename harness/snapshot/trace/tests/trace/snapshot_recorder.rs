@@ -199,6 +199,8 @@ fn every_allocator_can_be_recorded() {
         AllocatorKind::Direct,
         AllocatorKind::Bfc,
         AllocatorKind::RmmPool,
+        AllocatorKind::RmmArena,
+        AllocatorKind::RmmBinning,
         AllocatorKind::OrtArena,
         AllocatorKind::XlaBfc,
         AllocatorKind::CupyPool,

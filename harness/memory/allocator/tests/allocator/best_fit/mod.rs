@@ -1,10 +1,12 @@
-//! The best-fit allocators `bfc`, `rmm_pool`, `ort_arena`, `xla_bfc` and `cupy_pool`: the figures
-//! that their libraries document, alone and in random programs. No stream gets memory that another
-//! one still uses.
+//! The allocators `bfc`, `rmm_pool`, `rmm_arena`, `rmm_binning`, `ort_arena`, `xla_bfc` and
+//! `cupy_pool`: the figures that their libraries document, alone and in random programs. No stream
+//! gets memory that another one still uses.
 
 mod bfc;
 mod cupy_pool;
 mod ort_arena;
+mod rmm_arena;
+mod rmm_binning;
 mod rmm_pool;
 mod streams;
 mod xla_bfc;

@@ -4,7 +4,8 @@
 use harness_allocator::allocator::ort_arena::OrtArenaConfig;
 use harness_allocator::allocator::xla_bfc::XlaBfcConfig;
 use harness_allocator::allocator::{
-    Allocation, Allocator, bfc::BfcAllocator, cupy_pool::CupyPool, rmm_pool::RmmPool,
+    Allocation, Allocator, bfc::BfcAllocator, cupy_pool::CupyPool, rmm_arena::RmmArena,
+    rmm_binning::RmmBinning, rmm_binning::RmmBinningConfig, rmm_pool::RmmPool,
 };
 use harness_allocator::device::{StreamId, Tag};
 use harness_allocator::stats::BlockState;
@@ -123,6 +124,7 @@ fn run(allocator: impl Allocator, program: &[Op]) -> Result<(), TestCaseError> {
 /// Checks that blocks tile regions, free neighbors of one stream are merged, and the counters are
 /// the sums.
 fn check_structure<A: Allocator>(fixture: &Fixture<A>, live: usize) -> Result<(), TestCaseError> {
+    let merges = fixture.allocator.merges_free_neighbours();
     let (mut active, mut inactive_split) = (0, 0);
     for region in fixture.allocator.snapshot() {
         let mut next = region.address;
@@ -140,7 +142,7 @@ fn check_structure<A: Allocator>(fixture: &Fixture<A>, live: usize) -> Result<()
         let unmerged = |pair: &[harness_allocator::stats::BlockInfo]| {
             free(pair[0].state) && free(pair[1].state) && pair[0].stream == pair[1].stream
         };
-        prop_assert!(!region.blocks.windows(2).any(unmerged));
+        prop_assert!(!merges || !region.blocks.windows(2).any(unmerged));
     }
     let stats = fixture.allocator.stats();
     prop_assert_eq!(
@@ -169,6 +171,26 @@ proptest! {
         program in prop::collection::vec(op(), 1..150)
     ) {
         run(RmmPool::default(), &program)?;
+    }
+
+    #[test]
+    fn rmm_arena_never_reuses_memory_that_another_stream_uses(
+        program in prop::collection::vec(op(), 1..150)
+    ) {
+        run(RmmArena::default(), &program)?;
+    }
+
+    #[test]
+    fn rmm_binning_never_reuses_memory_that_another_stream_uses(
+        program in prop::collection::vec(op(), 1..150)
+    ) {
+        // These bins take 24 MiB of 64.
+        let config = RmmBinningConfig {
+            min_size_exponent: 16,
+            max_size_exponent: 17,
+            ..RmmBinningConfig::default()
+        };
+        run(RmmBinning::new(config), &program)?;
     }
 
     #[test]

@@ -329,6 +329,7 @@ impl Audit {
         let mut findings = Vec::new();
         self.ask_pool(allocator, device, &mut findings);
         self.outdated = false;
+        self.structure.merges = allocator.merges_free_neighbours();
         self.structure
             .read_all(allocator.snapshot(), &self.live, &mut findings);
         findings.extend(self.structure.missing_allocations(&self.live));
@@ -437,6 +438,7 @@ impl Audit {
         self.budget -= to_read;
         let mut findings = Vec::new();
         self.ask_pool(allocator, device, &mut findings);
+        self.structure.merges = allocator.merges_free_neighbours();
         let segment = allocator.segment_at(address);
         let serves_several = segment
             .as_ref()

@@ -132,6 +132,8 @@ pub(super) struct Structure {
     large: Sums,
     blocks: u64,
     granularity: Bytes,
+    /// [`Allocator::merges_free_neighbours`].
+    pub(super) merges: bool,
 }
 
 impl Structure {
@@ -142,6 +144,7 @@ impl Structure {
             large: Sums::default(),
             blocks: 0,
             granularity,
+            merges: true,
         }
     }
 
@@ -205,7 +208,10 @@ impl Structure {
         live: &Live,
         findings: &mut Vec<Finding>,
     ) {
-        *self = Self::new(self.granularity);
+        *self = Self {
+            merges: self.merges,
+            ..Self::new(self.granularity)
+        };
         let mut handed_out = live.iter();
         let mut upcoming = handed_out.next();
         let mut before: Option<(DevicePtr, Bytes)> = None;
@@ -220,7 +226,7 @@ impl Structure {
                 upcoming = handed_out.next();
                 Some(here)
             });
-            let read = BlocksRead::new(&segment, 0..segment.blocks.len(), here);
+            let read = BlocksRead::new(&segment, 0..segment.blocks.len(), self.merges, here);
             let reaches_in = before.filter(|(address, size)| address.offset(*size) > start);
             before = Some((start, segment.size));
             let overlap = reaches_in.map(|(address, size)| overlap(&segment, address, size));
@@ -264,7 +270,7 @@ impl Structure {
         let sums = known.and_then(|known| self.changed(known, &segment, touched, live));
         let sums = sums.unwrap_or_else(|| {
             let here = live.range(segment.address..segment.address.offset(segment.size));
-            let read = BlocksRead::new(&segment, 0..segment.blocks.len(), here);
+            let read = BlocksRead::new(&segment, 0..segment.blocks.len(), self.merges, here);
             self.sums_of(&segment, read, self.overlapping(&segment), findings)
         });
         let known = KnownSegment {
@@ -313,7 +319,8 @@ impl Structure {
             || segment.address.offset(segment.size),
             |block| block.address,
         );
-        let read = BlocksRead::new(segment, new, live.range(start..end.max(start)));
+        let live = live.range(start..end.max(start));
+        let read = BlocksRead::new(segment, new, self.merges, live);
         let rest = known
             .sums
             .combine(Sums::of_blocks(&known.read, gone), |sum, part| sum - part);
@@ -466,6 +473,7 @@ impl BlocksRead {
     fn new<'a>(
         segment: &SegmentInfo,
         which: Range<usize>,
+        merges: bool,
         mut handed_out: impl Iterator<Item = (&'a DevicePtr, &'a LiveAllocation)>,
     ) -> Self {
         let split = is_split(segment);
@@ -500,7 +508,11 @@ impl BlocksRead {
             // Free blocks of different streams must stay apart until an event orders the streams.
             let free = |block: &BlockInfo| block.state == BlockState::Inactive;
             if let Some(before) = before.filter(|before| {
-                unmerged.is_none() && free(before) && free(block) && before.stream == block.stream
+                merges
+                    && unmerged.is_none()
+                    && free(before)
+                    && free(block)
+                    && before.stream == block.stream
             }) {
                 let expected = format!(
                     "the free block at {} merged with its neighbour",

@@ -103,11 +103,8 @@ impl CliError {
 
     pub(crate) fn exit(&self) -> Exit {
         match self {
-            Self::Setup(SetupError::Launch(error)) | Self::Program(RunnerError::Launch(error))
-                if !error.is_of_input() =>
-            {
-                Exit::Internal
-            }
+            Self::Setup(error) if !error.is_of_input() => Exit::Internal,
+            Self::Program(RunnerError::Launch(error)) if !error.is_of_input() => Exit::Internal,
             Self::Scenario(_) | Self::Setup(_) | Self::Conf { .. } => Exit::Invalid,
             Self::Program(RunnerError::Launch(_)) => Exit::Invalid,
             Self::Other { exit, .. } => *exit,

@@ -819,8 +819,8 @@ impl Exec {
             .map_err(RunnerError::Lost)?;
         for process in record.without_snapshot(&snapshots) {
             terminal::message(format_args!(
-                "no snapshot of process {process}: it used the GPU and ended before it could write \
-                 one"
+                "no snapshot of process {process}: it used the GPU, and ended before it could \
+                 write one or had no space for it"
             ));
         }
         let mut ranks = BTreeSet::new();

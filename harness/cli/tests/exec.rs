@@ -84,6 +84,9 @@ fn main() -> ExitCode {
         remaining_processes_end_with_the_program
         a_killed_exec_leaves_neither_processes_nor_its_folder
         a_cache_that_the_linker_or_other_users_would_misuse_is_refused
+        figures_of_many_runs_are_printed_although_their_report_cannot_be_written
+        a_python_that_calls_cuda_itself_has_no_retry_of_torch
+        a_process_that_cannot_write_its_files_says_so_in_a_line
         a_program_without_the_simulated_gpus_library_is_stopped_whatever_its_options
         a_program_that_writes_too_much_ends_with_a_named_signal
         a_file_size_limit_of_harness_is_an_error_with_a_reason
@@ -2220,6 +2223,70 @@ fn a_cache_that_the_linker_or_other_users_would_misuse_is_refused(world: World) 
     fs::create_dir(&shared).unwrap();
     fs::set_permissions(&shared, fs::Permissions::from_mode(0o777)).unwrap();
     assert!(refused(shared).contains("other users can write to"));
+    world.write("file", "");
+    let mut command = world.command(&[], &["python3", "-c", "print('ran')"]);
+    command.env("HARNESS_CACHE", world.path("file/cache"));
+    let ran = Ran::of(command.output().unwrap());
+    assert_eq!((ran.code, ran.out.as_str()), (Some(4), ""), "{}", ran.err);
+}
+
+fn figures_of_many_runs_are_printed_although_their_report_cannot_be_written(world: World) {
+    world.write("train.py", "import torch; torch.cuda.malloc(4 << 20)");
+    let options = ["--every-fault", "--report", "/dev/full"];
+    for (more, printed) in [
+        (&[][..], "The program survives none of 1 injected failure"),
+        (&["--shard", "1/1", "--format", "json"], "\"hash\""),
+    ] {
+        let ran = world.run(&[&options[..], more].concat(), &["python3", "train.py"]);
+        assert_eq!(ran.code, Some(4), "{}{}", ran.out, ran.err);
+        assert!(ran.out.contains(printed), "{}{}", ran.out, ran.err);
+        assert!(
+            plain(&ran.err).contains("cannot write to `/dev/full`"),
+            "{}",
+            ran.err
+        );
+    }
+}
+
+fn a_process_that_cannot_write_its_files_says_so_in_a_line(world: World) {
+    // Python ignores the signal of this limit, as a full disk sends none.
+    let program = "import torch, resource\ntorch.cuda.malloc(4 << 20)\n\
+                   resource.setrlimit(resource.RLIMIT_FSIZE, (0, resource.RLIM_INFINITY))\n\
+                   torch.cuda.malloc(4 << 20)\n";
+    world.write("train.py", program);
+    let ran = world.run(&["--snapshot", "s.pickle"], &["python3", "train.py"]);
+    assert_eq!(ran.code, Some(0), "{}", ran.err);
+    for line in [
+        "is incomplete: File too large",
+        "harness: cannot write the figures of this process: [Errno 27] File too large",
+        "peak reserved 8 MiB",
+    ] {
+        assert!(ran.err.contains(line), "{line}: {}", ran.err);
+    }
+    assert!(!ran.err.contains("Traceback"), "{}", ran.err);
+}
+
+fn a_python_that_calls_cuda_itself_has_no_retry_of_torch(world: World) {
+    let program = "import ctypes\nmalloc = ctypes.CDLL('libcudart.so.13').cudaMalloc\n\
+                   malloc(ctypes.byref(ctypes.c_void_p()), ctypes.c_size_t(4 << 20))\n";
+    world.write("call.py", program);
+    let ran = world.run(&["--every-fault"], &["python3", "call.py"]);
+    assert!(
+        ran.out.contains("recovers from the injected failure") && !ran.out.contains("PyTorch"),
+        "{}{}",
+        ran.out,
+        ran.err
+    );
+    let why = "anew, because it calls CUDA without PyTorch or another library that harness knows";
+    assert!(plain(&ran.err).contains(why), "{}", ran.err);
+    // It ignores a refused request.
+    let ran = world.run(&["--least-memory", "--exact"], &["python3", "call.py"]);
+    assert!(
+        ran.out.starts_with("4 MiB are enough, 2 MiB are not."),
+        "{}{}",
+        ran.out,
+        ran.err
+    );
 }
 
 fn a_program_without_the_simulated_gpus_library_is_stopped_whatever_its_options(world: World) {
@@ -2324,7 +2391,7 @@ fn a_file_size_limit_of_harness_is_an_error_with_a_reason(world: World) {
             .output()
             .unwrap(),
     );
-    assert_eq!(ran.code, Some(2), "{}", ran.err);
+    assert_eq!(ran.code, Some(4), "{}", ran.err);
     assert!(plain(&ran.err).contains("File too large"), "{}", ran.err);
 }
 

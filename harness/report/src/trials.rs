@@ -119,6 +119,7 @@ fn sentence_of_faults(report: &FaultReport) -> String {
         .filter(|case| !case.holds_memory)
         .count();
     let mut parts = vec![match recovered {
+        _ if all == 0 => "No failure was injected".to_owned(),
         0 => format!(
             "The program survives none of {}",
             words::count(all, "injected failure")

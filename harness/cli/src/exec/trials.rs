@@ -592,10 +592,8 @@ impl Options {
             };
         }
         if self.shard.is_some() && self.format == Format::Json {
-            if let Some(path) = self.report() {
-                terminal::save(path, trials::markdown(trials))?;
-            }
-            return terminal::print_json(&sealed(report, run)?);
+            let printed = terminal::print_json(&sealed(report, run)?);
+            return printed.and(self.save(trials));
         }
         self.print(report, trials)
     }
@@ -606,11 +604,15 @@ impl Options {
         report: &impl Serialize,
         trials: Trials<'_>,
     ) -> Result<(), CliError> {
-        if let Some(path) = self.report() {
-            terminal::save(path, trials::markdown(trials))?;
-        }
-        self.format.print(report, || {
+        let printed = self.format.print(report, || {
             trials::text(trials, terminal::style(), terminal::width_of_output())
+        });
+        printed.and(self.save(trials))
+    }
+
+    fn save(&self, trials: Trials<'_>) -> Result<(), CliError> {
+        self.report().map_or(Ok(()), |path| {
+            terminal::save(path, trials::markdown(trials))
         })
     }
 }

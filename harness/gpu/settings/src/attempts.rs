@@ -174,7 +174,7 @@ impl Attempts {
                 .ok()
                 .and_then(|file| file.metadata().ok())
                 .map_or(0, |file| file.len() / BYTES as u64);
-            (path, file.ok(), rows)
+            (path, file.map_err(|error| complain(&error)).ok(), rows)
         };
         let (path, file, noted) = open(ENDING);
         let (_, frees, freed) = open(FREES);
@@ -234,18 +234,35 @@ impl Attempts {
     /// Logs an attempt. The program continues if the file cannot be written.
     pub fn note(&mut self, attempt: &Attempt) {
         self.noted += 1;
-        if let Some(file) = &mut self.file {
-            let _ = file.write_all(&attempt.row());
-        }
+        append(&mut self.file, &attempt.row());
     }
 
     /// Logs a free; `held` is the remaining usage of the device.
     pub fn note_free(&mut self, submitted: u64, device: u32, held: Bytes) {
         self.freed += 1;
-        if let Some(file) = &mut self.frees {
-            let _ = file.write_all(&row([self.noted, submitted, device.into(), held.0]));
-        }
+        append(
+            &mut self.frees,
+            &row([self.noted, submitted, device.into(), held.0]),
+        );
     }
+}
+
+/// Appends a row. After an error the file ends, because later rows would have other numbers.
+fn append(file: &mut Option<File>, row: &[u8; BYTES]) {
+    let written = file.as_mut().map_or(Ok(()), |file| file.write_all(row));
+    if let Err(error) = written {
+        *file = None;
+        complain(&error);
+    }
+}
+
+fn complain(error: &io::Error) {
+    // The standard error of the program may be closed.
+    let _ = writeln!(
+        io::stderr(),
+        "harness: the list of allocations of process {} is incomplete: {error}",
+        std::process::id()
+    );
 }
 
 #[cfg(test)]

@@ -467,7 +467,7 @@ def _note_library(module):
         _write_statistics_of_libraries(is_end=False, asks=False)
     except Exception:
         pass
-    atexit.register(_write_statistics_of_libraries)
+    atexit.register(_without_space, _write_statistics_of_libraries)
     if _copies and "torch" not in sys.modules:
         _copies.offer_now(_core, _take_over)
 
@@ -495,14 +495,22 @@ def _at_exit():
     if os.environ.get("HARNESS_GPU_SNAPSHOT"):
         try:
             _write_snapshot(torch)
-        except Exception:
+        except Exception as error:
             if not _EVENTS_ONLY:
-                raise
+                sys.stderr.write("harness: cannot write the memory snapshot: %s\n" % error)
     if _is_copy:
         import gc
 
         # Otherwise the interpreter searches all modules for garbage at its end, which takes longer than most runs.
         gc.freeze()
+
+
+def _without_space(write):
+    """Reports in one line that a function cannot write its file, as on a full disk."""
+    try:
+        write()
+    except OSError as error:
+        sys.stderr.write("harness: cannot write the figures of this process: %s\n" % error)
 
 
 def _own_modules():
@@ -1194,7 +1202,7 @@ if _RUN and not hasattr(sys, "_harness_hook"):
     os.register_at_fork(after_in_child=_mark)
     os.register_at_fork(after_in_child=_forget_libraries)
     os.register_at_fork(after_in_child=_host_peaks.clear)
-    atexit.register(_at_exit)
+    atexit.register(_without_space, _at_exit)
     atexit.register(_note_modules)
     _write_at_abrupt_ends()
     _note_exits()

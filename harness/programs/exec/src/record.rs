@@ -300,9 +300,10 @@ impl Record {
         let torches = || self.used().filter_map(|process| process.torch.as_ref());
         let library = torches().find_map(|torch| torch.other_library.as_ref());
         let is_bare = |process: &Process| {
-            process.torch.is_none()
-                && !process.program.is_empty()
-                && !torch::is_python(process.program.as_ref())
+            // The hook lists the libraries that a Python imported.
+            let has_no_library = !torch::is_python(process.program.as_ref())
+                || process.imports.as_ref().is_some_and(Vec::is_empty);
+            process.torch.is_none() && !process.program.is_empty() && has_no_library
         };
         if torches().any(|torch| torch.other_library.is_none()) {
             Caller::Torch
@@ -513,17 +514,17 @@ impl Record {
         self.processes.iter().filter(|process| process.used_gpu())
     }
 
-    /// Returns the processes that used the GPU with torch, ended before torch could report, and
-    /// wrote no snapshot.
+    /// Returns the processes that used the GPU with torch and wrote no snapshot: they ended before
+    /// torch could report, or the disk was full.
     pub fn without_snapshot(&self, snapshots: &[SnapshotFile]) -> impl Iterator<Item = u32> {
-        let is_killed = |process: &&Process| {
-            process
-                .torch
-                .as_ref()
-                .is_some_and(|torch| torch.statistics != Statistics::Reported)
+        let uses_torch = |process: &&Process| {
+            process.torch.as_ref().is_some_and(|torch| {
+                torch.statistics != Statistics::Reported
+                    || torch.other_library.is_none() && !torch.memory_stats.is_empty()
+            })
         };
-        let killed = self.used().filter(is_killed).map(|process| process.pid);
-        killed.filter(|pid| snapshots.iter().all(|snapshot| snapshot.pid != *pid))
+        let processes = self.used().filter(uses_torch).map(|process| process.pid);
+        processes.filter(|pid| snapshots.iter().all(|snapshot| snapshot.pid != *pid))
     }
 
     /// Returns the snapshots in the folder of a run: first those of processes that ended out of

@@ -57,6 +57,18 @@ pub enum SetupError {
     NoCuda { python: Option<PathBuf> },
 }
 
+impl SetupError {
+    /// Returns whether the user's command or system is the cause, not the installation of the
+    /// harness or a full disk.
+    pub const fn is_of_input(&self) -> bool {
+        match self {
+            Self::Launch(error) => error.is_of_input(),
+            Self::Cache(error) => !matches!(error, CacheError::Unwritable { .. }),
+            Self::Torch(_) | Self::NoModule { .. } | Self::NoCuda { .. } => true,
+        }
+    }
+}
+
 /// Says that a program has nothing that uses CUDA.
 pub fn without_cuda(python: Option<&Path>) -> String {
     let packages = "no torch and no other package that uses CUDA";

@@ -632,7 +632,9 @@ fn without_handlers(process: &Process, torch: &TorchRecord) -> String {
         Statistics::Kept if process.imports.is_none() => {
             "; the process has no Python with the hook of harness".to_owned()
         }
-        Statistics::Kept => "; the process ended without Python's exit handlers".to_owned(),
+        Statistics::Kept => "; the process ended without Python's exit handlers, or could not \
+                             write its figures"
+            .to_owned(),
         Statistics::Reported | Statistics::AtLeast => String::new(),
     }
 }

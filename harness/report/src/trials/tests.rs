@@ -184,6 +184,7 @@ fn the_table_of_several_ranks_shows_who_waits_for_whom() {
 #[test]
 fn the_sentence_says_all_or_none_where_that_is_so() {
     let sentence = |cases: Vec<FaultCase>| sentence_of_faults(&report(cases));
+    assert_eq!(sentence(vec![]), "No failure was injected.");
     assert_eq!(
         sentence(vec![case(1, Outcome::Recovered, 5)]),
         "The program recovers from the injected failure."

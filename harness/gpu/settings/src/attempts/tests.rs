@@ -129,3 +129,24 @@ fn a_fault_is_reached_by_its_first_attempt() {
         assert_eq!(reach(&attempts, &fault(text)), reached, "{text}");
     }
 }
+
+#[test]
+fn nothing_is_logged_after_an_error() {
+    let folder = tempfile::tempdir().expect("create a folder");
+    let file = format!("{}{ENDING}", std::process::id());
+    std::os::unix::fs::symlink("/dev/full", folder.path().join(file)).expect("link");
+    let mut attempts = Attempts::new(Some(folder.path()), &[]);
+    attempts.open();
+    assert!(attempts.file.is_some() && attempts.frees.is_some());
+    attempts.note(&Attempt {
+        call: Call::Malloc,
+        size: Bytes::mib(2),
+        submitted: 0,
+        outcome: AttemptOutcome::Served,
+        device: 0,
+        number: 0,
+        held: Bytes::ZERO,
+    });
+    assert!(attempts.file.is_none() && attempts.frees.is_some());
+    assert_eq!(attempts.noted(), 1);
+}

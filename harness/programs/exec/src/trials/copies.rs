@@ -15,7 +15,7 @@ use harness_gpu_settings::settings::{UNLOADED, Values};
 use super::{OUTPUTS, Observed, Trial};
 use crate::files::{COPIES, hook_folder};
 use crate::launch::{EndedProgram, Launch, Prepared};
-use crate::{machine::Machine, process::Started};
+use crate::{machine::Machine, process::Started, torch_record::Caller};
 
 const SCRIPT: &str = include_str!("../copies.py");
 /// How long a template may take to fork.
@@ -48,6 +48,9 @@ impl Copies {
     pub fn wanted(launch: &Launch<'_>, first: &Observed) -> Self {
         let reason = match launch.machine {
             Machine::Real(..) => return Self::none(),
+            _ if first.caller == Caller::Program => {
+                "calls CUDA without PyTorch or another library that harness knows".to_owned()
+            }
             _ if first.processes > 1 => format!("uses the GPU in {} processes", first.processes),
             Machine::Simulated(settings) if settings.devices > 1 => {
                 "may use several GPUs".to_owned()

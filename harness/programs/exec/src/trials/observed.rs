@@ -173,7 +173,7 @@ impl Observed {
             caller: record.caller(),
             allocated_at_end: allocated_at_end(record),
             retries: sum("num_alloc_retries"),
-            ooms: reports(record).map(TorchRecord::ooms).sum(),
+            ooms: ooms(record),
             unreported: record.unreported(),
             driver_calls: devices().map(|device| device.mallocs + device.frees).sum(),
             submitted: processes.iter().map(|process| process.submitted).sum(),
@@ -304,6 +304,18 @@ fn reports(record: &Record) -> impl Iterator<Item = &TorchRecord> {
     };
     let counting = record.processes.iter().filter(counts);
     counting.filter_map(|process| process.torch.as_ref())
+}
+
+/// Counts the out of memory errors of all processes. A program that calls CUDA itself gets each
+/// failure.
+fn ooms(record: &Record) -> Option<u64> {
+    match record.caller() {
+        Caller::Program => {
+            let devices = record.processes.iter().flat_map(|process| &process.devices);
+            Some(devices.map(|device| device.failed).sum())
+        }
+        Caller::Torch | Caller::Library { .. } => reports(record).map(TorchRecord::ooms).sum(),
+    }
 }
 
 /// Sums the bytes of the allocators of all processes. A process that did not use a GPU has none.

@@ -75,7 +75,7 @@ step replay ./harness replay --verify recordings/*.jsonl.gz
 # A training that catches OutOfMemoryError, if PyTorch is installed; the bundle has none.
 if [[ $device == cuda ]] && python3 -c 'import torch' >/dev/null 2>&1; then
     rows=131072
-    step squeeze ./harness squeeze --leave-free 4GiB --report "$out/squeeze/" -- python3 train.py "$rows"
+    step squeeze ./harness exec --leave-free 4GiB --report "$out/squeeze/" -- python3 train.py "$rows"
     if grep -qx "rows $rows" "$out/squeeze.txt"; then
         echo "squeeze: the training did not run out of memory"
         ((suite != 0)) || suite=1

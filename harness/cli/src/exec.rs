@@ -5,6 +5,7 @@ mod annotations;
 mod baseline;
 mod failed_cases;
 mod largest;
+mod leave_free;
 pub(crate) mod matrix;
 mod trials;
 mod values;
@@ -66,6 +67,7 @@ const EXAMPLES: &str = "Examples:
   harness exec --alloc-conf '' --alloc-conf expandable_segments:True -- python train.py
   harness exec --matrix runs.yaml --shard 1/4 --compare earlier.jsonl
   harness exec --device cuda:0 --memory 24GiB --fail cudaMalloc:40:2 -- python train.py
+  harness exec --leave-free 6GiB --report memory.md -- python train.py
   harness exec --gpu h100-80 --devices 4 --record run.json -- torchrun --nproc-per-node 4 train.py
 
 The allocators and host code of PyTorch, JAX and others run unchanged, so reserved memory, refused
@@ -80,6 +82,12 @@ the program is not started. It is 2 too if a process needs a CUDA runtime that i
 cannot be replaced, because its symbols are stripped; then the program ends at once. It is 4 if the
 results cannot be written. It is 124 if ranks wait for each other or for ranks that never come: the
 run is stopped, and the summary lists who waits for whom.
+
+With `--leave-free`, the command allocates memory with the driver before the program starts, and
+releases it after the program has ended, even if either process is killed. It does not react when
+other processes allocate or release memory. The exit code is 3 if the GPU cannot be used or has too
+little free memory; then the program is not started. `--record` and `--format json` have the curve
+of device memory in use.
 
 With `--baseline` or two `--python`, the exit code is 1 if a figure differs and the program ends
 with 0.
@@ -249,6 +257,8 @@ pub(super) struct Exec {
     largest: largest::LargestOptions,
     #[command(flatten)]
     matrix: matrix::MatrixOptions,
+    #[command(flatten)]
+    leave_free: leave_free::LeaveFree,
     /// The program and its arguments.
     #[arg(
         last = true,
@@ -284,6 +294,9 @@ impl FromStr for Timing {
 
 impl Exec {
     pub(super) fn run(mut self) -> Result<ExitCode, Failures> {
+        if let Some(leave) = self.leave_free.size() {
+            return self.run_with_free_memory(leave);
+        }
         if self.values.is_none() && self.device.is_none() {
             self.settled_values = values::settled()?;
         }

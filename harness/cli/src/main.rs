@@ -48,7 +48,6 @@ mod shell;
 mod shrink;
 mod simulated;
 mod snapshots;
-mod squeeze;
 mod terminal;
 #[cfg(test)]
 mod tests;
@@ -82,13 +81,8 @@ fn run() -> ExitCode {
     let cli = Cli::parse();
     terminal::choose_colour(cli.color);
     let done = match cli.command {
-        // These two return the exit code of the program that they run.
-        Command::Exec(command) => {
-            return command
-                .run()
-                .unwrap_or_else(|failures| terminal::fail(failures).into());
-        }
-        Command::Squeeze(command) => {
+        // Returns the exit code of the program that it runs.
+        Command::Exec(command) | Command::Squeeze(command) => {
             return command
                 .run()
                 .unwrap_or_else(|failures| terminal::fail(failures).into());
@@ -172,7 +166,9 @@ enum Command {
     Demo(demo::Demo),
     Run(run::Run),
     Exec(Box<exec::Exec>),
-    Squeeze(squeeze::Squeeze),
+    /// Alias of `harness exec --leave-free`.
+    #[command(hide = true, mut_arg("leave_free", |option| option.required(true)))]
+    Squeeze(Box<exec::Exec>),
     Explain(explain::Explain),
     Fleet(fleet::Fleet),
     Compare(compare::Compare),

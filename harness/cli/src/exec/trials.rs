@@ -225,6 +225,10 @@ impl Options {
         .into())
     }
 
+    pub(super) const fn format(&self) -> Format {
+        self.format
+    }
+
     pub(super) fn report(&self) -> Option<&Path> {
         self.report.as_deref()
     }

@@ -2067,7 +2067,6 @@ fn the_help_has_the_exit_codes_and_examples() {
     for command in [
         "run",
         "exec",
-        "squeeze",
         "list",
         "check",
         "schema",

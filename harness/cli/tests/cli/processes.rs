@@ -1,5 +1,5 @@
-//! Processes of scenarios, and `harness squeeze`, on the simulated device and on the driver of the
-//! simulated GPU.
+//! Processes of scenarios, and `harness exec --leave-free`, on the simulated device and on the
+//! driver of the simulated GPU.
 
 use std::{fs, path::Path, process::Command};
 
@@ -485,7 +485,7 @@ fn a_squeezed_gpu_has_the_given_free_memory_and_all_of_it_after_the_program() {
     let squeeze = |leave: &str, rest: &[&str]| {
         let arguments = [
             &[
-                "squeeze",
+                "exec",
                 "--leave-free",
                 leave,
                 "--every",
@@ -569,7 +569,7 @@ fn a_squeezed_gpu_has_the_given_free_memory_and_all_of_it_after_the_program() {
     assert!(
         page.starts_with("# echo hello")
             && page.contains("](report.svg)")
-            && page.contains(&format!("{harness_itself} squeeze --leave-free"))
+            && page.contains(&format!("{harness_itself} exec --leave-free"))
             && page.contains("700 MiB"),
         "{page}"
     );
@@ -601,7 +601,7 @@ fn a_squeezed_gpu_has_the_given_free_memory_and_all_of_it_after_the_program() {
 }
 
 #[test]
-fn squeeze_needs_a_gpu_enough_free_memory_and_a_program() {
+fn a_program_with_little_free_memory_needs_a_gpu_and_enough_free_memory() {
     let (staging, folder) = (
         gpu(),
         TempDir::new().expect("there is a folder for temporary files"),
@@ -609,7 +609,7 @@ fn squeeze_needs_a_gpu_enough_free_memory_and_a_program() {
     let (code, _, err) = harness(
         folder.path(),
         Some(&staging),
-        &["squeeze", "--leave-free", "3GiB", "--", "true"],
+        &["exec", "--leave-free", "3GiB", "--", "true"],
     );
     assert!(
         code == Some(3) && err.contains("cuda:0 has only 1.71 GiB free"),
@@ -618,7 +618,7 @@ fn squeeze_needs_a_gpu_enough_free_memory_and_a_program() {
     let (code, _, err) = harness(
         folder.path(),
         Some(&staging),
-        &["squeeze", "--leave-free", "1GiB", "--", "./nothing"],
+        &["exec", "--leave-free", "1GiB", "--", "./nothing"],
     );
     assert!(
         code == Some(2) && err.contains("`./nothing` cannot be started"),
@@ -628,7 +628,7 @@ fn squeeze_needs_a_gpu_enough_free_memory_and_a_program() {
         folder.path(),
         Some(&staging),
         &[
-            "squeeze",
+            "exec",
             "--leave-free",
             "1GiB",
             "--",
@@ -648,4 +648,9 @@ fn squeeze_needs_a_gpu_enough_free_memory_and_a_program() {
         &["squeeze", "--leave-free", "1GiB", "--", "true"],
     );
     assert_eq!(code, Some(3), "{err}");
+    let (code, _, err) = harness(folder.path(), Some(&none), &["squeeze", "--", "true"]);
+    assert!(
+        code == Some(2) && err.contains("--leave-free <SIZE>"),
+        "{code:?} {err}"
+    );
 }

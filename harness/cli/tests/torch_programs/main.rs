@@ -1230,7 +1230,7 @@ fn a_correct_recovery_survives_on_a_squeezed_gpu(python: &Path) -> Result<(), Fa
     for (rest, rows, summary) in [
         (&[][..], "rows 131072\n", "0 out of memory errors"),
         (
-            &[harness, "squeeze", "--leave-free", "4GiB", "--"],
+            &[harness, "exec", "--leave-free", "4GiB", "--"],
             "rows 65536\n",
             "12 GiB taken of cuda:0, 4 GiB free at the start",
         ),

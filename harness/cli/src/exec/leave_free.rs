@@ -1,85 +1,90 @@
+//! `harness exec --leave-free`: runs a program on a real GPU that has only a given amount of free
+//! memory.
+
 use std::process::{Command, ExitCode, Stdio};
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
 use std::time::{Duration, Instant};
-use std::{ffi::OsString, io, path::PathBuf, thread};
+use std::{ffi::OsString, io, thread};
 
 use clap::Args;
 use harness_allocator::device::{Device as _, DeviceError, DeviceMemory, TestDevice as _};
 use harness_allocator::units::{Bytes, Nanos};
 use harness_base::words::count;
 use harness_cuda::CudaDevice;
-use harness_devices::DeviceChoice;
 use harness_exec::process::HeldSignals;
 use harness_report::squeeze::{self, Look, Squeezed};
 
-use super::error::{CliError, Failures};
-use super::exec::write_report;
-use super::{Format, arguments, probe, program, terminal};
+use super::{CliError, Exec, Failures, probe, terminal, write_report};
+use crate::{Format, program};
 
-const EXAMPLES: &str = "Examples:
-  harness squeeze --leave-free 6GiB -- python train.py
-  harness squeeze --leave-free 6GiB --record squeeze.json -- ./server --port 8000
-  harness squeeze --leave-free 6GiB --report squeeze.md -- python train.py
-  harness squeeze --leave-free 6GiB --format json -- python train.py | jq .least_free
-
-The command allocates memory with the driver before the program starts, and releases it after the
-program has ended, even if either process is killed. It does not react when other processes allocate
-or release memory.
-
-The program runs unchanged. It uses our standard input, output and error. Our exit code is the
-program's exit code, or 128 + n if signal n ended it. The results go to standard error. With
-`--format json` they go to standard output, and the program's standard output goes to standard
-error.
-
-The exit code is 3 if the GPU cannot be used or has too little free memory; then the program is not
-started. It is 2 if the program cannot be started, and 4 if the record or the report cannot be
-written.";
-
-const EVERY: &str = "50ms";
 const MOST_POINTS: usize = 4096;
 
-/// Run a program on a real GPU that has only a given amount of free memory.
 #[derive(Args)]
-#[command(after_help = EXAMPLES, arg_required_else_help = true)]
-pub(super) struct Squeeze {
-    /// The memory that the driver reports as free when the program starts, as in `6GiB`, exact to 2
-    /// MiB. The program shares it with all other processes.
-    #[arg(long = "leave-free", value_name = "SIZE", value_parser = Bytes::parse)]
-    leave: Bytes,
-    /// The GPU, by its number in this process.
-    #[arg(long, value_name = "cuda:N", value_parser = real, default_value = "cuda:0")]
-    device: u32,
-    /// The interval between two measurements of device memory.
-    #[arg(long, value_name = "TIME", default_value = EVERY, value_parser = Nanos::parse)]
+pub(super) struct LeaveFree {
+    /// Run the program unchanged on a real GPU, cuda:0 or that of `--device`, while the driver
+    /// reports only this much memory as free when the program starts, as in `6GiB`, exact to 2 MiB.
+    /// The program shares it with all other processes. `harness squeeze` is an alias of `harness
+    /// exec --leave-free`.
+    #[arg(long, value_name = "SIZE", value_parser = Bytes::parse, conflicts_with_all = [
+        "memory", "gpu", "devices", "cuda", "require_gpu", "context_overhead", "events",
+        "addresses", "cudnn_workspace", "nccl_memory", "unmeasured", "values", "fail", "latency",
+        "alloc_conf", "python", "snapshot", "junit", "baseline", "every_fault", "least_memory",
+        "largest", "fresh", "shard", "jobs", "time_limit", "logs",
+    ])]
+    leave_free: Option<Bytes>,
+    /// With `--leave-free`: the interval between two measurements of device memory.
+    #[arg(
+        long,
+        value_name = "TIME",
+        default_value = "50ms",
+        value_parser = Nanos::parse,
+        requires = "leave_free",
+    )]
     every: Nanos,
-    /// Write the results and the curve of device memory in use to this file, as JSON.
-    #[arg(long, value_name = "FILE", value_parser = arguments::output())]
-    record: Option<PathBuf>,
-    /// Write a markdown report, with a picture of device memory in use next to it. In a folder, the
-    /// file is `report.md`.
-    #[arg(long, value_name = "FILE", value_parser = arguments::report())]
-    report: Option<PathBuf>,
-    /// The output format. `json` prints the content of `--record` to standard output; the program's
-    /// standard output goes to standard error.
-    #[arg(long, value_enum, default_value_t = Format::Text)]
-    format: Format,
-    /// The program and its arguments.
-    #[arg(last = true, required = true, value_name = "COMMAND")]
-    command: Vec<OsString>,
 }
 
-fn real(text: &str) -> Result<u32, String> {
-    match text.parse() {
-        Ok(DeviceChoice::Cuda(ordinal)) => Ok(ordinal),
-        _ => Err(
-            "expected a real GPU, as in `cuda:0`; `harness exec` runs a program on a simulated one"
-                .to_owned(),
-        ),
+impl LeaveFree {
+    pub(super) const fn size(&self) -> Option<Bytes> {
+        self.leave_free
     }
 }
 
-impl Squeeze {
-    pub(super) fn run(self) -> Result<ExitCode, Failures> {
+impl Exec {
+    pub(super) fn run_with_free_memory(&self, leave: Bytes) -> Result<ExitCode, Failures> {
+        let pressure = Pressure {
+            leave,
+            device: self.device.unwrap_or_default(),
+            every: self.leave_free.every,
+            command: &self.command,
+        };
+        let squeezed = pressure.run(self.many.format())?;
+        match self.many.format() {
+            Format::Text if self.quiet && squeezed.exit_code == 0 => {}
+            Format::Text => terminal::message(pressure.summary(&squeezed)),
+            Format::Json => terminal::print_json(&squeezed)?,
+        }
+        if let Some(path) = &self.record {
+            terminal::save(path, &terminal::json(&squeezed)?)?;
+        }
+        if let Some(path) = self.many.report() {
+            let again = pressure.again(&squeezed.command);
+            let page = |picture: Option<&str>| squeeze::markdown(&squeezed, picture, &again);
+            write_report(path, squeeze::picture(&squeezed).as_deref(), page)?;
+        }
+        Ok(squeezed.exit_code.into())
+    }
+}
+
+/// A run of a program next to memory that is allocated for it.
+struct Pressure<'a> {
+    leave: Bytes,
+    device: u32,
+    every: Nanos,
+    command: &'a [OsString],
+}
+
+impl Pressure<'_> {
+    fn run(&self, format: Format) -> Result<Squeezed, CliError> {
         let help = "`harness doctor` lists the GPUs; without one, `harness exec --memory SIZE` \
              runs the program on a simulated GPU";
         probe::probe()?
@@ -90,8 +95,7 @@ impl Squeeze {
         let (ready, taken) = mpsc::channel();
         let (stop, stopped) = mpsc::channel();
         let (ended, mut squeezed, took) = thread::scope(|scope| {
-            let command = &self;
-            let watcher = scope.spawn(move || command.watch(&ready, &stopped));
+            let watcher = scope.spawn(move || self.watch(&ready, &stopped));
             // The watcher opens the device, allocates the memory, and releases it.
             if taken.recv().is_err() {
                 let failed = watcher
@@ -104,7 +108,7 @@ impl Squeeze {
             let began = Instant::now();
             let mut command = Command::new(&self.command[0]);
             command.args(&self.command[1..]).stdin(Stdio::inherit());
-            if self.format == Format::Json {
+            if format == Format::Json {
                 command.stdout(io::stderr());
             }
             let ended = signals.run(&mut command, |_| (), |_| Vec::new());
@@ -126,20 +130,7 @@ impl Squeeze {
         squeezed.exit_code = end.exit_code();
         squeezed.signal = end.signal();
         squeezed.milliseconds = milliseconds(took);
-        match self.format {
-            Format::Text => terminal::message(self.summary(&squeezed)),
-            Format::Json => terminal::print_json(&squeezed)?,
-        }
-        if let Some(path) = &self.record {
-            terminal::save(path, &terminal::json(&squeezed)?)?;
-        }
-        if let Some(path) = &self.report {
-            let page = |picture: Option<&str>| {
-                squeeze::markdown(&squeezed, picture, &self.again(&squeezed.command))
-            };
-            write_report(path, squeeze::picture(&squeezed).as_deref(), page)?;
-        }
-        Ok(end.exit_code().into())
+        Ok(squeezed)
     }
 
     /// Opens the device, allocates the memory, sends `ready`, and measures until `stopped` closes.
@@ -148,7 +139,7 @@ impl Squeeze {
         let mut device = CudaDevice::open_for_allocation(self.device)?;
         let free_before = device.free_memory()?;
         let mut measured = Squeezed {
-            command: program::shown(&self.command),
+            command: program::shown(self.command),
             leave: self.leave,
             free_before,
             ..Squeezed::default()
@@ -233,7 +224,7 @@ impl Squeeze {
         } = self;
         let program = program::name();
         format!(
-            "{program} squeeze --leave-free {}B --device cuda:{device} --every {}ns -- {command}",
+            "{program} exec --leave-free {}B --device cuda:{device} --every {}ns -- {command}",
             leave.0, every.0
         )
     }

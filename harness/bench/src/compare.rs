@@ -27,7 +27,7 @@ use crate::history::change_points;
 use crate::inference::{Estimate, centre};
 use crate::record::{
     Basis, BenchComparison, BenchRun, Change, ChangeFigures, Entry, EntryName, EntryResult,
-    Machine, Measured, NOT_IN_TURN, Quantity, SuiteRecord, Verdict,
+    MachineInfo, Measured, NOT_IN_TURN, Quantity, SuiteRecord, Verdict,
 };
 
 /// Minimum threshold for measured times of different runs. Runs of one build on two cores of a
@@ -473,7 +473,7 @@ fn level(quantity: Quantity, measured: &Measured, accepted: Option<&Measured>) -
     centre(&logs).map(|logs| logs.map(f64::exp))
 }
 
-impl Machine {
+impl MachineInfo {
     pub fn is_same_device(&self, other: &Self) -> bool {
         (&self.device, self.clock, &self.cost_model)
             == (&other.device, other.clock, &other.cost_model)

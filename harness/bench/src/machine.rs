@@ -13,9 +13,9 @@ use harness_cuda::machine::nvml_of;
 use harness_cuda::nvml::{NOT_KNOWN, NvmlDevice, ProcessUse, Reading, Throttle};
 
 use self::host::HostUse;
-use super::record::{Conditions, GpuState, Machine};
+use super::record::{Conditions, GpuState, MachineInfo};
 
-pub fn machine(device: &dyn TestDevice, compiler: &str) -> Machine {
+pub fn machine(device: &dyn TestDevice, compiler: &str) -> MachineInfo {
     let DeviceInfo {
         name,
         clock,
@@ -35,7 +35,7 @@ pub fn machine(device: &dyn TestDevice, compiler: &str) -> Machine {
     let cores = thread::available_parallelism()
         .map_or(1, |cores| u32::try_from(cores.get()).unwrap_or(u32::MAX));
     let (cpu, kernel, compiler) = (host::cpu(), host::kernel(), compiler.to_owned());
-    Machine {
+    MachineInfo {
         device: name,
         clock,
         memory,
@@ -52,7 +52,7 @@ pub fn machine(device: &dyn TestDevice, compiler: &str) -> Machine {
     }
 }
 
-impl Machine {
+impl MachineInfo {
     /// Differences from another machine, as in `driver: 580.65.06 against 570.12`.
     pub fn differences(&self, other: &Self) -> Vec<String> {
         let told = |fact: Option<String>| fact.unwrap_or_else(|| "unknown".to_owned());

@@ -1,8 +1,8 @@
 //! The record of a benchmark run: plain, versioned data. Reports are rendered from it, and later
 //! runs are compared with it.
 //!
-//! [`Machine`] and [`Conditions`] describe where it was measured, [`Build`] what was measured. An
-//! entry has the figures of this build and those of the accepted build from the same rounds.
+//! [`MachineInfo`] and [`Conditions`] describe where it was measured, [`Build`] what was measured.
+//! An entry has the figures of this build and those of the accepted build from the same rounds.
 
 use std::{collections::BTreeMap, fmt};
 
@@ -37,7 +37,7 @@ pub struct BenchRun {
     pub shard: Option<Shard>,
     pub build: Build,
     pub accepted: Accepted,
-    pub machine: Machine,
+    pub machine: MachineInfo,
     pub conditions: Conditions,
     /// `true` if all suites were requested, none by name.
     #[serde(default)]
@@ -50,7 +50,7 @@ pub struct BenchRun {
 }
 
 impl BenchRun {
-    pub fn new(started: String, machine: Machine) -> Self {
+    pub fn new(started: String, machine: MachineInfo) -> Self {
         Self {
             version: BENCH_VERSION,
             harness: env!("CARGO_PKG_VERSION").to_owned(),
@@ -204,7 +204,7 @@ pub struct Build {
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Machine {
+pub struct MachineInfo {
     /// The device's name: `NVIDIA H200`, `simulated`.
     pub device: String,
     pub clock: Clock,
@@ -226,7 +226,7 @@ pub struct Machine {
     pub compiler: String,
 }
 
-impl Machine {
+impl MachineInfo {
     /// The profile of the build, unless it is the one that optimizes everything. `None` without a
     /// known profile.
     pub fn other_profile(&self) -> Option<&str> {

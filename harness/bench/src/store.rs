@@ -12,7 +12,7 @@ use harness_allocator::device::Clock;
 
 use super::compare;
 use super::record::{BENCH_VERSION, BenchRun};
-use harness_base::files::{self, Document, Folder, StoreError, slug};
+use harness_base::files::{self, DocumentKind, Folder, StoreError, slug};
 
 pub const DEFAULT_ROOT: &str = "reports";
 
@@ -27,7 +27,7 @@ pub const INDEX: &str = "README.md";
 pub const REPORT: &str = "report.md";
 
 /// The file that everything else is rendered from.
-pub const RECORD: &str = Document::BENCHMARK.file_name;
+pub const RECORD: &str = DocumentKind::BENCHMARK.file_name;
 
 /// Files by name and content. A linked file precedes the file that links to it.
 pub type Files = Vec<(String, String)>;
@@ -68,23 +68,23 @@ pub struct Saved {
 /// [`StoreError::DiskFull`]; [`StoreError::Foreign`] if another program's file has the index's
 /// name.
 pub fn check_root(root: &Path) -> Result<(), StoreError> {
-    files::check_ours(root, INDEX, NIGHTLY, Document::BENCHMARK)?;
-    files::check_writable(&root.join(NIGHTLY), Document::BENCHMARK)?;
-    files::check_writable(root, Document::BENCHMARK)
+    files::check_ours(root, INDEX, NIGHTLY, DocumentKind::BENCHMARK)?;
+    files::check_writable(&root.join(NIGHTLY), DocumentKind::BENCHMARK)?;
+    files::check_writable(root, DocumentKind::BENCHMARK)
 }
 
 pub fn check_folder(folder: &Path) -> Result<(), StoreError> {
-    files::check_ours(folder, REPORT, RECORD, Document::BENCHMARK)?;
-    files::check_writable(folder, Document::BENCHMARK)
+    files::check_ours(folder, REPORT, RECORD, DocumentKind::BENCHMARK)?;
+    files::check_writable(folder, DocumentKind::BENCHMARK)
 }
 
 /// Compares a run with the accepted build and the runs in `root`, renders it into a new folder, and
 /// updates the index.
 pub fn save(root: &Path, mut run: BenchRun, renderer: Renderer) -> Result<Saved, StoreError> {
-    files::check_ours(root, INDEX, NIGHTLY, Document::BENCHMARK)?;
-    let place = Folder::open(root, Document::BENCHMARK)?;
+    files::check_ours(root, INDEX, NIGHTLY, DocumentKind::BENCHMARK)?;
+    let place = Folder::open(root, DocumentKind::BENCHMARK)?;
     let nightly = root.join(NIGHTLY);
-    let runs = Folder::open(&nightly, Document::BENCHMARK)?;
+    let runs = Folder::open(&nightly, DocumentKind::BENCHMARK)?;
     let Runs { mut whole, broken } = load(root)?;
     run.comparison = compare::compare(
         &run,
@@ -113,9 +113,9 @@ pub fn save_into(
     mut run: BenchRun,
     renderer: Renderer,
 ) -> Result<BenchRun, StoreError> {
-    files::check_ours(folder, REPORT, RECORD, Document::BENCHMARK)?;
+    files::check_ours(folder, REPORT, RECORD, DocumentKind::BENCHMARK)?;
     run.comparison = compare::compare(&run, &[], None);
-    Folder::open(folder, Document::BENCHMARK)?.replace(&files_of(&run, &[], renderer))?;
+    Folder::open(folder, DocumentKind::BENCHMARK)?.replace(&files_of(&run, &[], renderer))?;
     Ok(run)
 }
 
@@ -127,13 +127,13 @@ pub fn render_again(
     renderer: Renderer,
 ) -> Result<(), StoreError> {
     // The record, which is the first file, is unchanged.
-    Folder::open(folder, Document::BENCHMARK)?.replace(&files_of(run, others, renderer)[1..])
+    Folder::open(folder, DocumentKind::BENCHMARK)?.replace(&files_of(run, others, renderer)[1..])
 }
 
 /// Writes the index again, and returns the unreadable runs.
 pub fn save_index(root: &Path, renderer: Renderer) -> Result<Vec<StoreError>, StoreError> {
-    files::check_ours(root, INDEX, NIGHTLY, Document::BENCHMARK)?;
-    let place = Folder::open(root, Document::BENCHMARK)?;
+    files::check_ours(root, INDEX, NIGHTLY, DocumentKind::BENCHMARK)?;
+    let place = Folder::open(root, DocumentKind::BENCHMARK)?;
     let Runs { whole, broken } = load(root)?;
     place.replace(&(renderer.index)(&whole))?;
     Ok(broken)
@@ -145,7 +145,7 @@ pub fn write(file: &Path, run: &BenchRun) -> Result<(), StoreError> {
 
 pub fn write_text(file: &Path, text: String) -> Result<(), StoreError> {
     files::write(file, text)
-        .map_err(|source| StoreError::writing(Document::BENCHMARK, file, source))
+        .map_err(|source| StoreError::writing(DocumentKind::BENCHMARK, file, source))
 }
 
 /// Reads all runs; a missing root has no runs.
@@ -182,7 +182,7 @@ pub fn load(root: &Path) -> Result<Runs, StoreError> {
 }
 
 pub fn read(path: &Path) -> Result<BenchRun, StoreError> {
-    files::read(path, Document::BENCHMARK, BENCH_VERSION)
+    files::read(path, DocumentKind::BENCHMARK, BENCH_VERSION)
 }
 
 /// The record first, because the report links to it.

@@ -2,7 +2,7 @@ use std::path::PathBuf;
 
 use clap::Args;
 use harness_base::printable::printable;
-use harness_scenario::Settings;
+use harness_scenario::ParameterSettings;
 
 use super::error::{CliError, Failures};
 use super::{exit::Exit, inputs, terminal};
@@ -20,7 +20,7 @@ impl Check {
     pub(super) fn run(self) -> Result<Exit, Failures> {
         let mut failures: Vec<CliError> = Vec::new();
         for path in inputs::files(&self.paths, "scenario")? {
-            let checked = inputs::points(&path, &Settings::new());
+            let checked = inputs::points(&path, &ParameterSettings::new());
             let word = if checked.is_ok() {
                 "valid  "
             } else {

@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use clap::Args;
 use harness_base::shell::quoted;
-use harness_exec::trials::faults::{Expectation, FaultReport};
+use harness_exec::trials::faults::{FaultReport, RecoveryExpectation};
 use harness_explain::causes::{self, Options};
 use harness_explain::fleet::Analysis;
 use harness_report::explain::text;
@@ -104,7 +104,7 @@ fn tested(program: &Path) -> Result<String, CliError> {
     let report: FaultReport = serde_json::from_str(RECOVERY)
         .map_err(|error| CliError::internal(error.to_string(), "report this"))?;
     let table = trials::text(
-        Trials::Faults(&report, Some(Expectation::Recovers)),
+        Trials::Faults(&report, Some(RecoveryExpectation::Recovers)),
         terminal::style(),
         terminal::width_of_output(),
     );

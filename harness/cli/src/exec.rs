@@ -309,60 +309,20 @@ impl Exec {
         let has_many = self
             .many
             .are_asked_for(&self.alloc_conf, &self.addresses, is_search)?;
-        let of_one_run = [
-            &self.record,
-            &self.snapshot,
-            &self.junit,
-            &self.unmeasured,
-            &self.baseline,
-        ];
-        let for_one = |options: &str| {
-            let message =
-                format!("{options} are for one run, but the other options request many runs");
-            CliError::input(message, "leave them out")
-        };
-        if has_many && of_one_run.iter().any(|option| option.is_some()) {
-            let options = "`--record`, `--snapshot`, `--junit`, `--unmeasured` and `--baseline`";
-            return Err(for_one(options).into());
-        }
-        let has_several = has_many || self.python.len() > 1;
-        if has_several && (self.require_gpu || self.events == Some(Timing::Range)) {
-            return Err(for_one("`--require-gpu` and `--events range`").into());
-        }
-        if self.baseline.is_some() && self.events == Some(Timing::Range) {
-            return Err(CliError::input(
-                "`--baseline` compares the figures of one run, but `--events range` requests two",
-                "leave one of them out",
-            )
-            .into());
-        }
+        self.check(has_many, is_search)?;
         if let Some(warning) = host_memory::warning(self.devices) {
             terminal::message(warning);
         }
         let python = match self.python.as_slice() {
             [] => None,
             [python] => Some(python.as_path()),
-            [before, after] => return self.compare_environments(has_many, [before, after]),
-            _ => {
-                return Err(CliError::input(
-                    "`--python` is given more than twice",
-                    "name two environments to compare",
-                )
-                .into());
-            }
+            [before, after, ..] => return self.compare_environments(has_many, [before, after]),
         };
         if is_search {
             return self.search_largest(python);
         }
-        if self.gpu.len() > 1 {
-            return Err(CliError::input(
-                "`--gpu` is given more than once",
-                "give one, or search with `--largest`",
-            )
-            .into());
-        }
         let setup = self.setup(&self.command, python)?;
-        let (mut machine, gpu) = match self.device {
+        let (machine, gpu) = match self.device {
             None => (Machine::Simulated(self.settings(&setup)?), None),
             Some(ordinal) => {
                 let (machine, gpu) = self.real_machine(ordinal)?;
@@ -376,14 +336,71 @@ impl Exec {
                 &self.addresses,
             );
         }
-        let settings = || self.memory_settings(&setup, &machine);
+        self.run_alone(&setup, machine, gpu.as_deref())
+    }
+
+    /// Refuses options that exclude each other.
+    fn check(&self, has_many: bool, is_search: bool) -> Result<(), CliError> {
+        let for_one = |options: &str| {
+            let message =
+                format!("{options} are for one run, but the other options request many runs");
+            Err(CliError::input(message, "leave them out"))
+        };
+        let has_several = has_many || self.python.len() > 1;
+        let is_range = self.events == Some(Timing::Range);
+        if has_many && self.has_options_of_one_run() {
+            return for_one("`--record`, `--snapshot`, `--junit`, `--unmeasured` and `--baseline`");
+        }
+        if has_several && (self.require_gpu || is_range) {
+            return for_one("`--require-gpu` and `--events range`");
+        }
+        if self.baseline.is_some() && is_range {
+            return Err(CliError::input(
+                "`--baseline` compares the figures of one run, but `--events range` requests two",
+                "leave one of them out",
+            ));
+        }
+        if self.python.len() > 2 {
+            return Err(CliError::input(
+                "`--python` is given more than twice",
+                "name two environments to compare",
+            ));
+        }
+        if self.gpu.len() > 1 && !is_search {
+            return Err(CliError::input(
+                "`--gpu` is given more than once",
+                "give one, or search with `--largest`",
+            ));
+        }
+        Ok(())
+    }
+
+    fn has_options_of_one_run(&self) -> bool {
+        let files = [
+            &self.record,
+            &self.snapshot,
+            &self.junit,
+            &self.unmeasured,
+            &self.baseline,
+        ];
+        files.iter().any(|option| option.is_some())
+    }
+
+    /// Runs the program once, and again if values or a baseline demand it.
+    fn run_alone(
+        &self,
+        setup: &Setup,
+        mut machine: Machine,
+        gpu: Option<&str>,
+    ) -> Result<ExitCode, Failures> {
+        let settings = || self.memory_settings(setup, &machine);
         let comparison = self
             .baseline
             .as_deref()
             .map(|path| Comparison::new(path, settings(), self.update))
             .transpose()?;
         let run = |machine: &Machine, is_silent: bool| {
-            let mut prepared = self.launch(machine, &setup).prepare()?;
+            let mut prepared = self.launch(machine, setup).prepare()?;
             if is_silent {
                 prepared
                     .command
@@ -428,7 +445,7 @@ impl Exec {
                 },
             )
         };
-        self.finish(&ended, &record, &machine, gpu.as_deref(), differences)
+        self.finish(&ended, &record, &machine, gpu, differences)
     }
 
     /// Finds out what the program needs, and tells what is in doubt.
@@ -537,17 +554,10 @@ impl Exec {
         has_many: bool,
         pythons: [&PathBuf; 2],
     ) -> Result<ExitCode, Failures> {
-        let for_one = [
-            &self.record,
-            &self.snapshot,
-            &self.junit,
-            &self.unmeasured,
-            &self.baseline,
-        ];
         if has_many
             || self.device.is_some()
             || self.many.report().is_some()
-            || for_one.iter().any(|option| option.is_some())
+            || self.has_options_of_one_run()
         {
             let message = "two `--python` compare two runs on the simulated GPU, but other options \
                  request many runs, a real GPU or files";

@@ -11,7 +11,7 @@ use harness_explain::plain::{PendingFrees, plain};
 use harness_explain::sites::Sites;
 use harness_language::text::exact_size;
 use harness_record::RunRecord;
-use harness_scenario::{Scenario, Settings, Trace};
+use harness_scenario::{ParameterSettings, Scenario, Trace};
 use harness_trace::program::{Placement, RecordedProgram, ReplaySetup};
 use harness_trace::snapshot::Snapshot;
 
@@ -255,7 +255,7 @@ fn file_name(path: &Path) -> String {
 /// a device with that memory.
 pub(crate) fn load_with_programs(
     paths: &[PathBuf],
-    settings: &Settings,
+    settings: &ParameterSettings,
     memory: Option<Bytes>,
 ) -> Result<Vec<Scenario>, Failures> {
     inputs::load_by(paths, |path| {

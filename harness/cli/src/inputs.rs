@@ -1,7 +1,7 @@
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
-use harness_scenario::{Scenario, Settings};
+use harness_scenario::{ParameterSettings, Scenario};
 
 use super::error::{CliError, Failures};
 use super::kind;
@@ -69,7 +69,10 @@ pub(crate) fn expand(
     Ok(files)
 }
 
-pub(crate) fn load(paths: &[PathBuf], settings: &Settings) -> Result<Vec<Scenario>, Failures> {
+pub(crate) fn load(
+    paths: &[PathBuf],
+    settings: &ParameterSettings,
+) -> Result<Vec<Scenario>, Failures> {
     load_by(paths, |path| points(path, settings))
 }
 
@@ -81,7 +84,7 @@ pub(crate) fn load_by(
     Ok(points.into_iter().flatten().collect())
 }
 
-pub(crate) fn points(path: &Path, settings: &Settings) -> Result<Vec<Scenario>, CliError> {
+pub(crate) fn points(path: &Path, settings: &ParameterSettings) -> Result<Vec<Scenario>, CliError> {
     Scenario::load_points(path, settings).map_err(|error| match kind::of(path) {
         Some(kind) => kind.instead_of("a scenario", path),
         None => CliError::from(error),

@@ -3,7 +3,7 @@ use std::{collections::BTreeMap, path::PathBuf};
 use clap::{Args, Subcommand};
 use harness_base::printable::printable;
 use harness_gpu_settings::gpus::{GPUS, Gpu};
-use harness_scenario::{Scenario, Settings};
+use harness_scenario::{ParameterSettings, Scenario};
 use serde_json::json;
 use unicode_width::UnicodeWidthStr;
 
@@ -75,7 +75,7 @@ impl List {
         if let Some(What::Gpus(gpus)) = &self.what {
             return gpus.run();
         }
-        let scenarios = inputs::load(&self.paths, &Settings::new())?;
+        let scenarios = inputs::load(&self.paths, &ParameterSettings::new())?;
         let documents: Vec<_> = scenarios.iter().map(document).collect();
         self.format.print(&documents, || table(&scenarios))?;
         Ok(Exit::Passed)

@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use clap::Args;
 use harness_allocator::device::DeviceError;
 use harness_allocator::units::Bytes;
-use harness_base::files::{self, Document};
+use harness_base::files::{self, DocumentKind};
 use harness_base::shard::Shard;
 use harness_devices::{DeviceChoice, DeviceSource};
 use harness_record::Records;
@@ -348,7 +348,7 @@ impl Run {
             Some(folder) => Ok(store::check_folder(folder)?),
             None => Ok(files::check_writable(
                 Path::new(store::DEFAULT_ROOT),
-                Document::RECORDS,
+                DocumentKind::RECORDS,
             )?),
         }
     }

@@ -15,7 +15,7 @@ use harness_language::{text::exact_size, yaml};
 use harness_record::causes;
 use harness_reduce::ReductionProgress;
 use harness_reduce::scenario::{self, ReduceError};
-use harness_reduce::trace::{self as shrink, Case, Shrunk, TraceGoal};
+use harness_reduce::trace::{self as shrink, Shrunk, TraceCase, TraceGoal};
 use harness_scenario::{SCENARIO, Scenario, choices};
 
 use super::error::{CliError, Failures};
@@ -98,7 +98,7 @@ fn time(text: &str) -> Result<Duration, String> {
 
 /// The program to reduce, and the call site of each event.
 struct Given {
-    case: Case,
+    case: TraceCase,
     sites: Vec<Option<String>>,
 }
 
@@ -145,7 +145,7 @@ impl Shrink {
 
     /// The failure to preserve: a refused request, or if `None`, a violated invariant. Sets the
     /// settings of `case`.
-    fn goal_of_program(&self, case: &mut Case) -> Result<Option<TraceGoal>, CliError> {
+    fn goal_of_program(&self, case: &mut TraceCase) -> Result<Option<TraceGoal>, CliError> {
         let configs = self.conf.iter().map(|conf| {
             Config::parse_for(case.config.torch, conf).map_err(|error| CliError::conf(&error, conf))
         });
@@ -196,7 +196,7 @@ impl Shrink {
             .map(|event| plain.site(event, &job, &names).map(str::to_owned))
             .collect();
         Ok(Given {
-            case: Case {
+            case: TraceCase {
                 events: plain.events,
                 config: job.config,
                 memory,
@@ -211,7 +211,7 @@ impl Shrink {
             .map(|operation| trace.site(operation).map(str::to_owned))
             .collect();
         Ok(Given {
-            case: Case {
+            case: TraceCase {
                 events: trace.events,
                 config: Config {
                     torch: self.recording.torch.unwrap_or_default(),

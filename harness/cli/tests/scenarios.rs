@@ -21,7 +21,7 @@ use harness_devices::{DeviceChoice, DeviceSource};
 use harness_record::Verdict;
 use harness_report::text::step_table;
 use harness_run::session::{Plan, Selection};
-use harness_scenario::{Scenario, Settings};
+use harness_scenario::{ParameterSettings, Scenario};
 use harness_staging::trials::{self, Skip};
 use libtest_mimic::{Arguments, Completion, Failed, Trial};
 
@@ -130,7 +130,7 @@ fn catalogue(folder: &Path) -> Result<Vec<Scenario>, String> {
     paths.sort();
     let points: Result<Vec<_>, _> = paths
         .iter()
-        .map(|path| Scenario::load_points(path, &Settings::new()))
+        .map(|path| Scenario::load_points(path, &ParameterSettings::new()))
         .collect();
     Ok(points
         .map_err(|error| error.to_string())?

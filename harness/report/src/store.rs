@@ -8,7 +8,7 @@ use std::{collections::BTreeSet, ffi::OsStr};
 use harness_allocator::device::{Clock, DeviceInfo};
 
 use crate::{Report, json, markdown};
-use harness_base::files::{self, Document, Folder, slug};
+use harness_base::files::{self, DocumentKind, Folder, slug};
 use harness_record::{Collector, Event, PlannedRun, RECORD_VERSION, Records};
 
 pub use harness_base::files::StoreError;
@@ -20,7 +20,7 @@ pub const REPORT: &str = "report.md";
 
 pub const EVENTS: &str = "events.jsonl";
 
-pub const RECORDS: &str = Document::RECORDS.file_name;
+pub const RECORDS: &str = DocumentKind::RECORDS.file_name;
 
 /// Writes a report into a new folder of `root` with the next free number, and returns the folder.
 /// The folder appears complete. Fails with [`StoreError::Unwritable`], [`StoreError::DiskFull`].
@@ -34,7 +34,7 @@ pub fn save_new(root: &Path, records: &Records) -> Result<PathBuf, StoreError> {
         .collect();
     let devices: Vec<&DeviceInfo> = report.devices.iter().map(|device| device.info).collect();
     let name = folder_name(&scenarios, &devices);
-    Folder::open(root, Document::RECORDS)?.add(&files(&report), |root| {
+    Folder::open(root, DocumentKind::RECORDS)?.add(&files(&report), |root| {
         Ok(format!("{:04}-{name}", next_number(root)?))
     })
 }
@@ -42,8 +42,8 @@ pub fn save_new(root: &Path, records: &Records) -> Result<PathBuf, StoreError> {
 /// Checks before a session that its report can be written to `folder` and overwrites no foreign
 /// report.
 pub fn check_folder(folder: &Path) -> Result<(), StoreError> {
-    files::check_ours(folder, REPORT, RECORDS, Document::RECORDS)?;
-    files::check_writable(folder, Document::RECORDS)
+    files::check_ours(folder, REPORT, RECORDS, DocumentKind::RECORDS)?;
+    files::check_writable(folder, DocumentKind::RECORDS)
 }
 
 /// Writes a report into `folder` and replaces an earlier report; other files stay. Nothing is
@@ -51,9 +51,9 @@ pub fn check_folder(folder: &Path) -> Result<(), StoreError> {
 /// [`StoreError::Unwritable`], [`StoreError::DiskFull`], [`StoreError::Foreign`]; an earlier report
 /// is then unchanged.
 pub fn save_into(folder: &Path, records: &Records) -> Result<(), StoreError> {
-    files::check_ours(folder, REPORT, RECORDS, Document::RECORDS)?;
+    files::check_ours(folder, REPORT, RECORDS, DocumentKind::RECORDS)?;
     let files = files(&Report::new(records));
-    let locked = Folder::open(folder, Document::RECORDS)?;
+    let locked = Folder::open(folder, DocumentKind::RECORDS)?;
     let earlier = files::read_to_string(&folder.join(REPORT)).unwrap_or_default();
     locked.replace(&files)?;
     // Removes pictures that only the earlier report links to. Other files stay.
@@ -83,7 +83,7 @@ pub fn read(path: &Path) -> Result<Records, StoreError> {
     if has_events {
         read_events(&events)
     } else {
-        files::read(path, Document::RECORDS, RECORD_VERSION)
+        files::read(path, DocumentKind::RECORDS, RECORD_VERSION)
     }
 }
 
@@ -139,7 +139,7 @@ fn read_events(path: &Path) -> Result<Records, StoreError> {
                 return Err(StoreError::Malformed {
                     path: path.to_owned(),
                     source,
-                    document: Document::RECORDS,
+                    document: DocumentKind::RECORDS,
                 });
             }
         }
@@ -148,12 +148,12 @@ fn read_events(path: &Path) -> Result<Records, StoreError> {
 }
 
 fn open_events(path: &Path) -> Result<File, StoreError> {
-    let failed = |source| StoreError::writing(Document::RECORDS, path, source);
+    let failed = |source| StoreError::writing(DocumentKind::RECORDS, path, source);
     let file = files::open_to_append(path).map_err(failed)?;
     match file.try_lock() {
         Err(TryLockError::WouldBlock) => Err(StoreError::Busy {
             path: path.parent().unwrap_or(path).to_owned(),
-            document: Document::RECORDS,
+            document: DocumentKind::RECORDS,
         }),
         // Some file systems have no locks.
         Ok(()) | Err(TryLockError::Error(_)) => Ok(file),
@@ -162,7 +162,8 @@ fn open_events(path: &Path) -> Result<File, StoreError> {
 
 fn remove_events(folder: &Path) -> Result<(), StoreError> {
     let path = folder.join(EVENTS);
-    fs::remove_file(&path).map_err(|source| StoreError::writing(Document::RECORDS, &path, source))
+    fs::remove_file(&path)
+        .map_err(|source| StoreError::writing(DocumentKind::RECORDS, &path, source))
 }
 
 /// Writes each event of a session to the report's folder when it occurs. A killed session keeps its
@@ -222,12 +223,12 @@ impl Journal {
         };
         let written = file.write_all(std::mem::take(&mut self.waiting).as_bytes());
         written.map_err(|source| {
-            StoreError::writing(Document::RECORDS, &self.folder.join(EVENTS), source)
+            StoreError::writing(DocumentKind::RECORDS, &self.folder.join(EVENTS), source)
         })
     }
 
     fn open(&mut self, device: &DeviceInfo) -> Result<(), StoreError> {
-        let place = Folder::open(&self.folder, Document::RECORDS)?;
+        let place = Folder::open(&self.folder, DocumentKind::RECORDS)?;
         if self.is_new {
             let scenarios: BTreeSet<&str> = self
                 .planned
@@ -241,7 +242,7 @@ impl Journal {
         let file = open_events(&path)?;
         // This session replaces the events of an earlier one.
         file.set_len(0)
-            .map_err(|source| StoreError::writing(Document::RECORDS, &path, source))?;
+            .map_err(|source| StoreError::writing(DocumentKind::RECORDS, &path, source))?;
         self.file = Some(file);
         Ok(())
     }

@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use harness_allocator::device::{Clock, StreamId};
 use harness_allocator::units::{Bytes, Nanos};
 use harness_base::words::count;
-use harness_record::timeline::{Entry, Timeline, Track};
+use harness_record::timeline::{Timeline, TimelineEntry, Track};
 use serde_json::{Value, json};
 
 /// Rows of a process, in display order. Streams follow.
@@ -46,7 +46,7 @@ fn events(timeline: &Timeline, run: u32) -> Vec<Value> {
         .map(|(stream, name)| (*stream, name.as_str()))
         .collect();
     for entry in &timeline.entries {
-        if let Entry::Span {
+        if let TimelineEntry::Span {
             track: Track::Stream(stream),
             ..
         } = entry
@@ -105,9 +105,9 @@ const fn row(track: Track) -> u32 {
     }
 }
 
-fn event(entry: &Entry, run: u32) -> Value {
+fn event(entry: &TimelineEntry, run: u32) -> Value {
     match entry {
-        Entry::Span {
+        TimelineEntry::Span {
             track,
             name,
             start,
@@ -130,7 +130,7 @@ fn event(entry: &Entry, run: u32) -> Value {
             }
             event
         }
-        Entry::Memory {
+        TimelineEntry::Memory {
             at,
             allocated,
             active,
@@ -147,7 +147,7 @@ fn event(entry: &Entry, run: u32) -> Value {
                 },
             })
         }
-        Entry::Refused { at, size } => json!({
+        TimelineEntry::Refused { at, size } => json!({
             "ph": "i", "s": "p", "name": format!("out of memory: {size}"), "pid": run, "tid": STEPS,
             "ts": microseconds(*at), "args": { "bytes": size.0 },
         }),

@@ -8,7 +8,7 @@ use harness_allocator::units::Bytes;
 use harness_exec::doubts::Doubt;
 use harness_exec::matrix::MatrixReport;
 use harness_exec::torch_record::Caller;
-use harness_exec::trials::faults::{Expectation, FaultCase, FaultReport, Outcome};
+use harness_exec::trials::faults::{FaultCase, FaultReport, RecoveryExpectation, TrialOutcome};
 use harness_exec::trials::largest::LargestReport;
 use harness_exec::trials::least::LeastReport;
 use harness_exec::trials::settings::{Basis, OtherOrder, SettingsReport, SettingsRow};
@@ -28,7 +28,7 @@ const ORDERS: &str = "The address order of a real driver is unknown. The differe
 #[derive(Clone, Copy, Debug)]
 pub enum Trials<'a> {
     /// Each allocation was made to fail in one run, with an optional expectation.
-    Faults(&'a FaultReport, Option<Expectation>),
+    Faults(&'a FaultReport, Option<RecoveryExpectation>),
     Calls(&'a FaultedRuns),
     Least(&'a LeastReport),
     Largest(&'a LargestReport),
@@ -75,7 +75,7 @@ fn parts(trials: Trials<'_>, columns: Columns) -> Parts {
             let is_bad = report
                 .cases
                 .iter()
-                .any(|case| !case.meets(expectation.unwrap_or(Expectation::Recovers)));
+                .any(|case| !case.meets(expectation.unwrap_or(RecoveryExpectation::Recovers)));
             (
                 sentence_of_faults(report),
                 is_bad,
@@ -147,15 +147,17 @@ fn sentence_of_faults(report: &FaultReport) -> String {
             Bytes(most.unsigned_abs())
         ));
     }
-    let mut ends: BTreeMap<(&Outcome, String, String), usize> = BTreeMap::new();
+    let mut ends: BTreeMap<(&TrialOutcome, String, String), usize> = BTreeMap::new();
     // The table has who waits for whom.
-    let hangs =
-        |case: &&FaultCase| matches!(&case.outcome, Outcome::Hang { ranks } if !ranks.is_empty());
-    let hanging = report.cases.iter().filter(hangs).count();
+    let hanging = report
+        .cases
+        .iter()
+        .filter(|case| has_hanging_ranks(case))
+        .count();
     for case in report
         .cases
         .iter()
-        .filter(|case| !well(case) && !hangs(case))
+        .filter(|case| !well(case) && !has_hanging_ranks(case))
     {
         // The failure and its location complete outcomes that do not name them.
         let place = case
@@ -178,8 +180,15 @@ fn sentence_of_faults(report: &FaultReport) -> String {
     parts.join("; ") + "."
 }
 
-const fn is_well(outcome: &Outcome) -> bool {
-    matches!(outcome, Outcome::Recovered | Outcome::ServedByRetry)
+const fn has_hanging_ranks(case: &FaultCase) -> bool {
+    matches!(&case.outcome, TrialOutcome::Hang { ranks } if !ranks.is_empty())
+}
+
+const fn is_well(outcome: &TrialOutcome) -> bool {
+    matches!(
+        outcome,
+        TrialOutcome::Recovered | TrialOutcome::ServedByRetry
+    )
 }
 
 /// The error of the library, without an article.
@@ -191,7 +200,7 @@ fn error_of(caller: &Caller) -> String {
     }
 }
 
-fn ending(outcome: &Outcome, cause: &str, place: &str, caller: &Caller) -> String {
+fn ending(outcome: &TrialOutcome, cause: &str, place: &str, caller: &Caller) -> String {
     let error_of = error_of(caller);
     let after = if place.is_empty() {
         String::new()
@@ -199,37 +208,39 @@ fn ending(outcome: &Outcome, cause: &str, place: &str, caller: &Caller) -> Strin
         format!(" after the {cause}{place}")
     };
     match outcome {
-        Outcome::Recovered | Outcome::ServedByRetry => "recovers".to_owned(),
-        Outcome::OutOfMemory if *caller == Caller::Torch => format!("ends with {error_of}{place}"),
-        Outcome::OutOfMemory => format!("ends with the {error_of}{place}"),
-        Outcome::OtherError { error } => format!(
+        TrialOutcome::Recovered | TrialOutcome::ServedByRetry => "recovers".to_owned(),
+        TrialOutcome::OutOfMemory if *caller == Caller::Torch => {
+            format!("ends with {error_of}{place}")
+        }
+        TrialOutcome::OutOfMemory => format!("ends with the {error_of}{place}"),
+        TrialOutcome::OtherError { error } => format!(
             "ends with `{}`{after}",
             words::shortened(error, LONGEST_ERROR)
         ),
-        Outcome::ExitCode { exit_code } => format!("ends with exit code {exit_code}{after}"),
-        Outcome::Signal { signal } => format!("ends with signal {signal}{after}"),
-        Outcome::Hang { .. } => format!("exceeds its time limit{after}"),
-        Outcome::NotReached => "does not reach the call to fail".to_owned(),
+        TrialOutcome::ExitCode { exit_code } => format!("ends with exit code {exit_code}{after}"),
+        TrialOutcome::Signal { signal } => format!("ends with signal {signal}{after}"),
+        TrialOutcome::Hang { .. } => format!("exceeds its time limit{after}"),
+        TrialOutcome::NotReached => "does not reach the call to fail".to_owned(),
     }
 }
 
-fn outcome_cell(outcome: &Outcome, caller: &Caller) -> String {
+fn outcome_cell(outcome: &TrialOutcome, caller: &Caller) -> String {
     match outcome {
-        Outcome::Recovered => "recovered".to_owned(),
-        Outcome::ServedByRetry => match caller {
+        TrialOutcome::Recovered => "recovered".to_owned(),
+        TrialOutcome::ServedByRetry => match caller {
             Caller::Torch => "served by PyTorch's retry".to_owned(),
             Caller::Library { name, .. } => format!("{name} continued"),
             Caller::Program => "the program continued".to_owned(),
         },
-        Outcome::OutOfMemory => error_of(caller),
-        Outcome::OtherError { error } => words::shortened(error, LONGEST_ERROR),
-        Outcome::ExitCode { exit_code } => format!("exit code {exit_code}"),
-        Outcome::Signal { signal } => format!("signal {signal}"),
-        Outcome::Hang { ranks } => match ranks.first() {
+        TrialOutcome::OutOfMemory => error_of(caller),
+        TrialOutcome::OtherError { error } => words::shortened(error, LONGEST_ERROR),
+        TrialOutcome::ExitCode { exit_code } => format!("exit code {exit_code}"),
+        TrialOutcome::Signal { signal } => format!("signal {signal}"),
+        TrialOutcome::Hang { ranks } => match ranks.first() {
             Some(waits) => format!("hang: {waits}"),
             None => "hang".to_owned(),
         },
-        Outcome::NotReached => "not reached".to_owned(),
+        TrialOutcome::NotReached => "not reached".to_owned(),
     }
 }
 
@@ -248,12 +259,14 @@ fn grid_of_faults(report: &FaultReport, columns: Columns) -> Grid {
             .stack
             .first()
             .map(|frame| format!("{} {}", frame.short(), frame.name));
-        let clean =
-            if case.is_clean_end && case.call.is_none() && case.outcome != Outcome::OutOfMemory {
-                format!(" after {}", error_of(&report.caller))
-            } else {
-                String::new()
-            };
+        let clean = if case.is_clean_end
+            && case.call.is_none()
+            && case.outcome != TrialOutcome::OutOfMemory
+        {
+            format!(" after {}", error_of(&report.caller))
+        } else {
+            String::new()
+        };
         let kept = case
             .more_at_end
             .filter(|_| case.holds_memory && is_well(&case.outcome));
@@ -318,7 +331,7 @@ fn numbered(case: &FaultCase) -> String {
 
 fn notes_on_faults(
     report: &FaultReport,
-    expectation: Option<Expectation>,
+    expectation: Option<RecoveryExpectation>,
     columns: Columns,
 ) -> Vec<String> {
     let first = &report.first;
@@ -378,7 +391,7 @@ fn note_on_single_failures(report: &FaultReport) -> Option<String> {
     let alone = || report.cases.iter().filter_map(|case| case.alone.as_ref());
     let runs = alone().count();
     let served = alone()
-        .filter(|outcome| **outcome == Outcome::ServedByRetry)
+        .filter(|outcome| **outcome == TrialOutcome::ServedByRetry)
         .count();
     let continued = match &report.caller {
         _ if runs == 0 => return None,
@@ -442,8 +455,9 @@ fn note_on_less_work(report: &FaultReport) -> Option<String> {
 /// Names failures after which the program repeats the same request. A real GPU that stays full
 /// refuses it again. PyTorch rounds requests, so its sizes show nothing.
 fn note_on_same_request(report: &FaultReport) -> Option<String> {
-    let is_same =
-        |case: &&FaultCase| case.outcome == Outcome::Recovered && case.next_size == Some(case.size);
+    let is_same = |case: &&FaultCase| {
+        case.outcome == TrialOutcome::Recovered && case.next_size == Some(case.size)
+    };
     let same: Vec<String> = report.cases.iter().filter(is_same).map(numbered).collect();
     (report.caller != Caller::Torch && !same.is_empty()).then(|| {
         format!(
@@ -454,7 +468,7 @@ fn note_on_same_request(report: &FaultReport) -> Option<String> {
     })
 }
 
-fn note_on_expectation(report: &FaultReport, expectation: Expectation) -> String {
+fn note_on_expectation(report: &FaultReport, expectation: RecoveryExpectation) -> String {
     let missed: Vec<String> = report
         .cases
         .iter()
@@ -462,8 +476,8 @@ fn note_on_expectation(report: &FaultReport, expectation: Expectation) -> String
         .map(numbered)
         .collect();
     let what = match expectation {
-        Expectation::Recovers => "recovers",
-        Expectation::EndsCleanly => "recovers or ends cleanly",
+        RecoveryExpectation::Recovers => "recovers",
+        RecoveryExpectation::EndsCleanly => "recovers or ends cleanly",
     };
     match missed.len() {
         0 => format!("Expectation met: it {what}."),

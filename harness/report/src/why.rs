@@ -143,86 +143,46 @@ fn sentence(cause: &Cause, failed_request: &FailedRequest) -> String {
             size(limit.saturating_sub(held)),
             size(free)
         ),
-        Cause::Limit { limit, held } => {
-            format!(
-                "The program limits its own requests to {}, of which {} are in use.",
-                size(limit),
-                size(held)
-            )
-        }
-        Cause::Injected { number } => {
-            let refused = failed_request.injected.as_ref();
-            let call = refused.map_or("call", |refused| &refused.call);
-            let process = refused.and_then(|refused| refused.process.as_ref());
-            let whose = process.map_or_else(String::new, |process| {
-                format!(" of the process `{process}`")
-            });
-            format!("The scenario injected this failure into {call} number {number}{whose}.")
-        }
+        Cause::Limit { limit, held } => format!(
+            "The program limits its own requests to {}, of which {} are in use.",
+            size(limit),
+            size(held)
+        ),
+        Cause::Injected { number } => injected(failed_request, number),
         Cause::PendingFree(waiting) => format!(
             "{} were freed but wait for other streams that still use them. The largest block has \
              {}.",
             size(waiting.bytes),
             size(waiting.largest)
         ),
-        Cause::OtherPool { pool, largest } => {
-            let (holds, request) = match pool {
-                PoolKind::Small => ("small", "more than 1 MiB"),
-                PoolKind::Large => ("large", "at most 1 MiB"),
-            };
-            format!(
-                "A block of {} is free, but the pool of {holds} blocks does not serve requests of \
-                 {request}.",
-                size(largest)
-            )
-        }
+        Cause::OtherPool { pool, largest } => other_pool(pool, largest),
         Cause::OtherStream {
             stream: owner,
             wanted,
             largest,
-        } => format!(
-            "A block of {} is free, but it belongs to {}, and the request is for {}.",
-            size(largest),
-            stream(failed_request, owner),
-            stream(failed_request, wanted)
+        } => other_stream(failed_request, owner, wanted, largest),
+        Cause::Rounding { room, asked } => format!(
+            "The driver has {}, but the least that the allocator requests from it is {}.",
+            size(room),
+            size(asked)
         ),
-        Cause::Rounding { room, asked } => {
-            format!(
-                "The driver has {}, but the least that the allocator requests from it is {}.",
-                size(room),
-                size(asked)
-            )
-        }
-        Cause::RoundedUp { largest, asked } => {
-            format!(
-                "A block of {} is free, but the request is rounded up to {}.",
-                size(largest),
-                size(asked)
-            )
-        }
+        Cause::RoundedUp { largest, asked } => format!(
+            "A block of {} is free, but the request is rounded up to {}.",
+            size(largest),
+            size(asked)
+        ),
         Cause::Fragmented {
             own,
             room,
             elsewhere,
         } => fragmented(failed_request, own, room, elsewhere),
-        Cause::PrivatePool(pieces) => format!(
-            "{} are free in private pools, which {}serve other requests, for example those of a \
-             CUDA graph. Releasing the pool frees them.",
-            size(pieces.bytes),
-            if failed_request.is_pool_inferred {
-                "probably "
-            } else {
-                ""
-            }
+        Cause::PrivatePool(pieces) => private_pools(failed_request, pieces.bytes),
+        Cause::OthersHold { held, asked } => format!(
+            "Other processes use {}. Without them, the driver could have allocated the \
+             requested {}.",
+            size(held),
+            size(asked)
         ),
-        Cause::OthersHold { held, asked } => {
-            format!(
-                "Other processes use {}. Without them, the driver could have allocated the \
-                 requested {}.",
-                size(held),
-                size(asked)
-            )
-        }
         Cause::Unaccounted { used, asked } => format!(
             "{} of the device are in use by neither the allocator nor a known process, for example \
              through the driver's rounding. Without them, \
@@ -230,15 +190,57 @@ fn sentence(cause: &Cause, failed_request: &FailedRequest) -> String {
             size(used),
             size(asked)
         ),
-        Cause::TooLarge { free, cached } => {
-            format!(
-                "The request is larger than all free memory: {} on the device and {} in the \
-                 allocator.",
-                size(free),
-                size(cached)
-            )
-        }
+        Cause::TooLarge { free, cached } => format!(
+            "The request is larger than all free memory: {} on the device and {} in the \
+             allocator.",
+            size(free),
+            size(cached)
+        ),
     }
+}
+
+fn injected(failed_request: &FailedRequest, number: u64) -> String {
+    let refused = failed_request.injected.as_ref();
+    let call = refused.map_or("call", |refused| &refused.call);
+    let process = refused.and_then(|refused| refused.process.as_ref());
+    let whose = process.map_or_else(String::new, |process| {
+        format!(" of the process `{process}`")
+    });
+    format!("The scenario injected this failure into {call} number {number}{whose}.")
+}
+
+fn other_pool(pool: PoolKind, largest: Bytes) -> String {
+    let (holds, request) = match pool {
+        PoolKind::Small => ("small", "more than 1 MiB"),
+        PoolKind::Large => ("large", "at most 1 MiB"),
+    };
+    format!(
+        "A block of {} is free, but the pool of {holds} blocks does not serve requests of \
+         {request}.",
+        size(largest)
+    )
+}
+
+fn other_stream(failed_request: &FailedRequest, owner: u32, wanted: u32, largest: Bytes) -> String {
+    format!(
+        "A block of {} is free, but it belongs to {}, and the request is for {}.",
+        size(largest),
+        stream(failed_request, owner),
+        stream(failed_request, wanted)
+    )
+}
+
+fn private_pools(failed_request: &FailedRequest, free: Bytes) -> String {
+    let probably = if failed_request.is_pool_inferred {
+        "probably "
+    } else {
+        ""
+    };
+    format!(
+        "{} are free in private pools, which {probably}serve other requests, for example those of \
+         a CUDA graph. Releasing the pool frees them.",
+        size(free)
+    )
 }
 
 fn fragmented(

@@ -16,7 +16,7 @@ use harness_explain::causes::{Explanation, Options, explain};
 use harness_report::explain::html::{PageData, RankData, page};
 use harness_staging::trials::{self, Skip};
 use harness_trace::snapshot::{
-    Action, Annotation, Block, Event, ExtraId, Frame, PoolId, Segment, Snapshot,
+    Action, Annotation, Block, Event, ExtraId, Frame, MempoolId, Segment, Snapshot,
 };
 use libtest_mimic::Arguments;
 use serde_json::{Value, json};
@@ -380,7 +380,7 @@ fn program(iterations: usize) -> Snapshot {
         size: Bytes::mib(64),
         stream: 0,
         pool: PoolKind::Large,
-        private_pool: PoolId::DEFAULT,
+        private_pool: MempoolId::DEFAULT,
         expandable: false,
         stack: weights,
         blocks,

@@ -31,28 +31,28 @@ fn each_fact_that_differs_is_said() {
     assert_eq!(here.differences(&here.clone()), Vec::<String>::new());
     let others = [
         (
-            Machine {
+            MachineInfo {
                 driver: Some("580.65.06".to_owned()),
                 ..here.clone()
             },
             "driver: unknown against 580.65.06",
         ),
         (
-            Machine {
+            MachineInfo {
                 mig: Some(false),
                 ..here.clone()
             },
             "multi-instance mode: unknown against off",
         ),
         (
-            Machine {
+            MachineInfo {
                 clock: Clock::Measured,
                 ..here.clone()
             },
             "clock: virtual against real",
         ),
         (
-            Machine {
+            MachineInfo {
                 device: "NVIDIA H200".to_owned(),
                 ..here.clone()
             },

@@ -6,7 +6,7 @@ use rand_chacha::ChaCha8Rng;
 
 use crate::inference::median;
 use crate::record::{
-    Accepted, BenchRun, Build, Entry, EntryResult, EntrySummary, Machine, Measured, Quantity,
+    Accepted, BenchRun, Build, Entry, EntryResult, EntrySummary, MachineInfo, Measured, Quantity,
     Stopped, SuiteRecord,
 };
 
@@ -130,8 +130,8 @@ pub fn alone(day: u32, entries: &[Sampled]) -> BenchRun {
     run
 }
 
-fn machine() -> Machine {
-    Machine {
+fn machine() -> MachineInfo {
+    MachineInfo {
         device: "simulated".to_owned(),
         clock: Clock::Simulated,
         memory: None,

@@ -3,7 +3,7 @@ use std::{ffi::OsString, io};
 use clap::Args;
 use harness_allocator::units::Bytes;
 use harness_base::words::count;
-use harness_exec::trials::{observed::Ending, runner::RunnerError};
+use harness_exec::trials::{observed::TrialEnd, runner::RunnerError};
 use harness_exec::{launch::Launch, machine::Machine, setup::Setup};
 use harness_explain::grid::GridRowRecord;
 use serde::Serialize;
@@ -67,7 +67,7 @@ impl Options {
         let mut prepared = launch.prepare()?;
         prepared.command.stdout(io::stderr());
         let ended = prepared.run(false)?;
-        let ending = (ended.end, Ending::By(ended.end));
+        let ending = (ended.end, TrialEnd::By(ended.end));
         let (record, observed) = machine
             .read(ended.folder(), ending, None)
             .map_err(RunnerError::Lost)?;

@@ -9,7 +9,7 @@ use std::{env, io};
 use harness_allocator::hash::fnv1a;
 use harness_base::files;
 use harness_exec::cache;
-use harness_exec::trials::faults::{self, Expectation, FaultCase, FaultPlan, FaultReport};
+use harness_exec::trials::faults::{self, FaultCase, FaultPlan, FaultReport, RecoveryExpectation};
 use harness_exec::trials::{observed::Observed, which::Which};
 use serde::{Deserialize, Serialize};
 
@@ -20,7 +20,7 @@ const ALL_RUN: &str = "so all cases run";
 pub(super) struct FailedCases {
     /// The run, which the name of the file has as a hash.
     run: String,
-    expectation: Expectation,
+    expectation: RecoveryExpectation,
     /// A hash of all attempts and calls of the program, with their sizes.
     program: u64,
     /// The names of all cases of the program.
@@ -51,11 +51,11 @@ impl FailedCases {
     pub(super) fn read(
         command: &str,
         settings: &[String],
-        expectation: Option<Expectation>,
+        expectation: Option<RecoveryExpectation>,
         first: &Observed,
     ) -> Self {
         let folder = env::current_dir().unwrap_or_default();
-        let expectation = expectation.unwrap_or(Expectation::Recovers);
+        let expectation = expectation.unwrap_or(RecoveryExpectation::Recovers);
         let settings = settings.join(";");
         let run = format!("{}$ {command};{settings};{expectation:?}", folder.display());
         let cases = faults::all(first);

@@ -238,7 +238,7 @@ impl Exec {
         kinds: &[Kind],
         (case, value): (&LargestCase, u64),
         stop: &AtomicBool,
-    ) -> Result<Option<harness_exec::trials::runner::First>, CliError> {
+    ) -> Result<Option<harness_exec::trials::runner::FirstRun>, CliError> {
         let machine = kinds.iter().find(|kind| kind.name == case.gpu);
         let machine = machine.map(|kind| &kind.machine).ok_or_else(|| {
             CliError::internal("a row has an unknown GPU", "report this with the command")

@@ -13,18 +13,19 @@ use clap::builder::{PossibleValuesParser, TypedValueParser};
 use harness_allocator::units::Nanos;
 use harness_base::{shard::Shard, words::count};
 use harness_exec::trials::copies::Copies;
-use harness_exec::trials::faults::{self, Expectation, FaultPlan};
+use harness_exec::trials::faults::{self, FaultPlan, RecoveryExpectation};
 use harness_exec::trials::identity::{self, Run};
 use harness_exec::trials::least::{self, Search};
 use harness_exec::trials::merge;
-use harness_exec::trials::observed::{Ending, Observed};
+use harness_exec::trials::observed::{Observed, TrialEnd};
 use harness_exec::trials::part::Part;
-use harness_exec::trials::runner::{First, Runner, RunnerError};
+use harness_exec::trials::runner::{FirstRun, Runner, RunnerError};
 use harness_exec::trials::settings::{self, SettingsReport};
-use harness_exec::trials::{Program, Trial, replay::Replays, which::Which};
-use harness_exec::{launch::Launch, process};
+use harness_exec::trials::{Trial, TrialProgram, replay::Replays, which::Which};
+use harness_exec::{launch::Launch, machine::Machine, process};
 use harness_gpu_settings::settings::AddressOrder;
 use harness_report::trials::{self, Trials};
+use indicatif::ProgressBar;
 use serde::Serialize;
 
 use super::baseline;
@@ -76,7 +77,7 @@ pub(super) struct Options {
         help_heading = MANY,
         value_parser = expectations(),
     )]
-    expect: Option<Expectation>,
+    expect: Option<RecoveryExpectation>,
     /// Search for the least memory in which the program ends as with `--memory`, without
     /// out-of-memory errors. The result is exact to 1 %.
     #[arg(long, conflicts_with = "fail", group = "searches", help_heading = MANY)]
@@ -121,15 +122,56 @@ pub(super) struct Options {
 
 pub(super) const MANY: &str = "Many runs";
 
-fn expectations() -> impl TypedValueParser<Value = Expectation> {
+fn expectations() -> impl TypedValueParser<Value = RecoveryExpectation> {
     let names = PossibleValuesParser::new(["recovers", "ends-cleanly"]);
     names.map(|name| {
         if name == "recovers" {
-            Expectation::Recovers
+            RecoveryExpectation::Recovers
         } else {
-            Expectation::EndsCleanly
+            RecoveryExpectation::EndsCleanly
         }
     })
+}
+
+/// The runs after the first one.
+struct Further<'a> {
+    program: TrialProgram<'a, RunnerError>,
+    runner: &'a Runner<'a>,
+    bar: &'a ProgressBar,
+    identity: &'a Run,
+}
+
+impl Further<'_> {
+    fn end(&self) {
+        self.bar.finish_and_clear();
+        let runner = self.runner;
+        let refusal = runner.copies.refusal();
+        if let Some(reason) = refusal.filter(|_| !runner.stop.load(Ordering::Relaxed)) {
+            terminal::message(format_args!(
+                "Each run started the program anew, because it {reason}."
+            ));
+        }
+    }
+}
+
+fn most_jobs(launch: &Launch<'_>) -> usize {
+    // Launchers with a fixed endpoint meet those of other runs.
+    let is_fixed = |word: &OsString| {
+        word.to_string_lossy()
+            .replace('_', "-")
+            .starts_with("--rdzv-endpoint")
+    };
+    if launch.command.iter().any(is_fixed) {
+        1
+    } else {
+        launch.machine.usual_jobs()
+    }
+}
+
+fn one_after_another(port: u16) {
+    terminal::message(format_args!(
+        "the ranks meet at port {port} in each run, so the runs are made one after another"
+    ));
 }
 
 impl Options {
@@ -286,13 +328,12 @@ impl Options {
         let trial = machine.trial(own_confs.first().map(String::as_str));
         let mut identity = self.identity(&runner.launch, alloc_confs);
         if let (Some(shard), [], [_, ..]) = (self.shard, own_confs.as_slice(), alloc_confs) {
-            let part = Part {
-                shard,
-                names: alloc_confs.to_vec(),
-            };
             let report = SettingsReport {
                 memory: trial.memory.0,
-                part: Some(part),
+                part: Some(Part {
+                    shard,
+                    names: alloc_confs.to_vec(),
+                }),
                 ..SettingsReport::default()
             };
             self.show(&report, Trials::Settings(&report), true, &identity)?;
@@ -302,16 +343,8 @@ impl Options {
             && !self.fresh
             && !self.allow_ooms
             && trial.faults.is_empty();
-        let first = runner.first(&trial, self.format == Format::Json, is_recorded)?;
-        let Some((
-            First {
-                observed: first,
-                took,
-                recorded,
-            },
-            ended,
-        )) = first
-        else {
+        let first_run = runner.first(&trial, self.format == Format::Json, is_recorded)?;
+        let Some((first_run, ended)) = first_run else {
             return Ok(Exit::Interrupted);
         };
         if self.shard.is_some() {
@@ -319,192 +352,193 @@ impl Options {
             identity.extend(inputs.map_err(RunnerError::Lost)?);
         }
         drop(ended);
+        let first = &first_run.observed;
         if let Some(latency) = first.latency_not_reached(machine.injected().1) {
             terminal::message(format_args!(
                 "`--latency {latency}` had no effect in the first run: the program did not make \
                  such a call"
             ));
         }
-        if let Some(problem) = self.problem(&first) {
+        if let Some(problem) = self.problem(first) {
             first.doubts.iter().for_each(terminal::message);
             terminal::message(problem);
             return Ok(Exit::Failed);
         }
         // Shards that compare settings begin with different ones.
         if alloc_confs.len() < 2 {
-            identity.insert(merge::FIRST_RUN.to_owned(), figures(&first));
+            identity.insert(merge::FIRST_RUN.to_owned(), figures(first));
         }
         if !self.fresh {
-            runner.copies = Copies::wanted(&runner.launch, &first);
+            runner.copies = Copies::wanted(&runner.launch, first);
         }
         runner.limit = self
             .limit()
-            .unwrap_or_else(|| (took * TIMES_THE_FIRST).max(SHORTEST_LIMIT));
-        let search = Search {
+            .unwrap_or_else(|| (first_run.took * TIMES_THE_FIRST).max(SHORTEST_LIMIT));
+        self.run_further(
+            &runner,
+            &first_run,
+            (trial, &identity),
+            (alloc_confs, orders),
+        )
+    }
+
+    /// Makes the runs after the first one.
+    fn run_further(
+        &self,
+        runner: &Runner<'_>,
+        first_run: &FirstRun,
+        (trial, identity): (Trial, &Run),
+        (alloc_confs, orders): (&[String], &[AddressOrder]),
+    ) -> Result<Exit, CliError> {
+        let first = &first_run.observed;
+        let replays = first_run.recorded.as_ref().map(|program| {
+            Replays::new(
+                program.as_ref().map_err(|reason| *reason)?,
+                &trial,
+                first,
+                runner.launch.machine.context_overhead(),
+            )
+        });
+        let plan = self.every_fault.map(|which| FaultPlan {
+            which,
+            alone: self.alone,
+            only: None,
+        });
+        let jobs = self.jobs(most_jobs(&runner.launch));
+        // The number of runs of a search is unknown.
+        let bar = match plan {
+            Some(_) => terminal::progress(true, "{bar:30} {pos}/{len} runs, {eta} left", Some(0)),
+            None => terminal::progress(true, "{spinner} {pos} runs, {elapsed}", None),
+        };
+        let is_told = Once::new();
+        let run = |trial: &Trial| -> Result<_, RunnerError> {
+            let run = runner.run(trial)?;
+            let port = run.as_ref().and_then(|run| run.port);
+            if let Some(port) = port.filter(|port| jobs > 1 && first.port == Some(*port)) {
+                is_told.call_once(|| one_after_another(port));
+            }
+            Ok(run)
+        };
+        let further = Further {
+            program: TrialProgram {
+                run: &run,
+                trial,
+                first,
+                predict: &|trial| replays.as_ref()?.as_ref().ok()?.predict(trial),
+                unpredicted: replays
+                    .as_ref()
+                    .and_then(|replays| replays.as_ref().err().copied()),
+                shard: self.shard,
+                jobs,
+                progress: &|| bar.inc(1),
+            },
+            runner,
+            bar: &bar,
+            identity,
+        };
+        if let Some(plan) = plan {
+            self.fail_each(&further, plan)
+        } else if alloc_confs.len() > 1 || orders.len() > 1 {
+            self.compare_settings(&further, alloc_confs, orders)
+        } else {
+            self.search_least(&further)
+        }
+    }
+
+    fn search(&self, machine: &Machine) -> Search {
+        Search {
             exact: self.exact,
             allow_ooms: self.allow_ooms,
             confirmed: usize::MAX,
             context_overhead: machine.context_overhead(),
-        };
+        }
+    }
+
+    fn fail_each(&self, further: &Further<'_>, plan: FaultPlan<'_>) -> Result<Exit, CliError> {
+        let (launch, program) = (&further.runner.launch, &further.program);
         let failed = FailedCases::read(
-            &shown(runner.launch.command),
+            &shown(launch.command),
             &baseline::settings(
-                runner.launch.setup.torch_version(),
-                &machine.to_string(),
-                trial.alloc_conf.as_deref(),
+                launch.setup.torch_version(),
+                &launch.machine.to_string(),
+                program.trial.alloc_conf.as_deref(),
             ),
             self.expect,
-            &first,
+            program.first,
         );
-        let plan = self.every_fault.map(|which| {
-            let plan = FaultPlan {
-                which,
-                alone: self.alone,
-                only: None,
-            };
-            if self.last_failed {
-                failed.plan(plan)
-            } else {
-                plan
-            }
-        });
-        let known = plan.map(|plan| faults::runs(&first, plan, self.shard));
-        // The number of runs of a search is unknown.
-        let template = known.map_or(
-            "{spinner} {pos} runs, {elapsed}",
-            |_| "{bar:30} {pos}/{len} runs, {eta} left",
-        );
-        // Launchers with a fixed endpoint meet those of other runs.
-        let is_fixed = |word: &OsString| {
-            word.to_string_lossy()
-                .replace('_', "-")
-                .starts_with("--rdzv-endpoint")
-        };
-        let most = if runner.launch.command.iter().any(is_fixed) {
-            1
+        let plan = if self.last_failed {
+            failed.plan(plan)
         } else {
-            machine.usual_jobs()
+            plan
         };
-        let jobs = self.jobs(most);
-        let bar = terminal::progress(true, template, known.map(|runs| runs as u64));
-        let is_told = Once::new();
-        let run = |trial: &Trial| -> Result<_, RunnerError> {
-            let run = runner.run(trial)?;
-            if let Some(port) = run
-                .as_ref()
-                .and_then(|run| run.port)
-                .filter(|port| jobs > 1 && Some(*port) == first.port)
-            {
-                is_told.call_once(|| {
-                    terminal::message(format_args!(
-                        "the ranks meet at port {port} in each run, so \
-                         the runs are made one after another"
-                    ))
-                });
-            }
-            Ok(run)
-        };
-        let progress = || bar.inc(1);
-        let replays = recorded.as_ref().map(|program| {
-            Replays::new(
-                program.as_ref().map_err(|reason| *reason)?,
-                &trial,
-                &first,
-                machine.context_overhead(),
-            )
-        });
-        let unpredicted = replays
-            .as_ref()
-            .and_then(|replays| replays.as_ref().err().copied());
-        let predict = |trial: &Trial| replays.as_ref()?.as_ref().ok()?.predict(trial);
-        let program = Program {
-            run: &run,
-            trial,
-            first: &first,
-            predict: &predict,
-            unpredicted,
-            shard: self.shard,
-            jobs,
-            progress: &progress,
-        };
-        let end = || {
-            bar.finish_and_clear();
-            if let Some(reason) = runner
-                .copies
-                .refusal()
-                .filter(|_| !runner.stop.load(Ordering::Relaxed))
-            {
-                terminal::message(format_args!(
-                    "Each run started the program anew, because it {reason}."
-                ));
-            }
-        };
-        if let Some(plan) = plan {
-            let mut report = faults::every_fault(&program, plan)?;
-            if let Some(plan) = failed.plan_if_moved(plan, &report) {
-                bar.inc_length(faults::runs(&first, plan, self.shard) as u64);
-                report = faults::every_fault(&program, plan)?;
-            }
-            end();
-            failed.update(&report);
-            self.show(
-                &report,
-                Trials::Faults(&report, self.expect),
-                report.cases.is_empty(),
-                &identity,
-            )?;
-            let meets = |case: &faults::FaultCase| {
-                self.expect
-                    .is_none_or(|expectation| case.meets(expectation))
-            };
-            let is_fine = |case: &faults::FaultCase| {
-                case.outcome != faults::Outcome::NotReached && meets(case)
-            };
-            Ok(if report.cases.iter().all(is_fine) {
-                Exit::Passed
-            } else {
-                Exit::Failed
-            })
-        } else if alloc_confs.len() > 1 || orders.len() > 1 {
-            let of_environment = [String::new()];
-            let settings = if alloc_confs.is_empty() {
-                &of_environment
-            } else {
-                alloc_confs
-            };
-            let orders = if orders.len() > 1 { orders } else { &[] };
-            let report = settings::compare(
-                &program,
-                settings,
-                self.least_memory.then_some(search),
-                orders,
-            )?;
-            end();
-            self.show(
-                &report,
-                Trials::Settings(&report),
-                report.rows.is_empty(),
-                &identity,
-            )?;
-            Ok(if report.best.is_some() {
-                Exit::Passed
-            } else {
-                Exit::Failed
-            })
-        } else {
-            let report = least::least(&program, search)?;
-            end();
-            match report {
-                Some(report) => self.show(
-                    &report,
-                    Trials::Least(&report),
-                    report.orders.is_empty(),
-                    &identity,
-                )?,
-                None => first.doubts.iter().for_each(terminal::message),
-            }
-            Ok(Exit::Passed)
+        let runs = |plan| faults::runs(program.first, plan, self.shard) as u64;
+        further.bar.inc_length(runs(plan));
+        let mut report = faults::every_fault(program, plan)?;
+        if let Some(plan) = failed.plan_if_moved(plan, &report) {
+            further.bar.inc_length(runs(plan));
+            report = faults::every_fault(program, plan)?;
         }
+        further.end();
+        failed.update(&report);
+        let trials = Trials::Faults(&report, self.expect);
+        self.show(&report, trials, report.cases.is_empty(), further.identity)?;
+        let is_fine = |case: &faults::FaultCase| {
+            case.outcome != faults::TrialOutcome::NotReached
+                && self
+                    .expect
+                    .is_none_or(|expectation| case.meets(expectation))
+        };
+        Ok(if report.cases.iter().all(is_fine) {
+            Exit::Passed
+        } else {
+            Exit::Failed
+        })
+    }
+
+    fn compare_settings(
+        &self,
+        further: &Further<'_>,
+        alloc_confs: &[String],
+        orders: &[AddressOrder],
+    ) -> Result<Exit, CliError> {
+        let of_environment = [String::new()];
+        let settings = if alloc_confs.is_empty() {
+            &of_environment
+        } else {
+            alloc_confs
+        };
+        let orders = if orders.len() > 1 { orders } else { &[] };
+        let search = self
+            .least_memory
+            .then(|| self.search(further.runner.launch.machine));
+        let report = settings::compare(&further.program, settings, search, orders)?;
+        further.end();
+        let (trials, is_empty) = (Trials::Settings(&report), report.rows.is_empty());
+        self.show(&report, trials, is_empty, further.identity)?;
+        Ok(if report.best.is_some() {
+            Exit::Passed
+        } else {
+            Exit::Failed
+        })
+    }
+
+    fn search_least(&self, further: &Further<'_>) -> Result<Exit, CliError> {
+        let search = self.search(further.runner.launch.machine);
+        let report = least::least(&further.program, search)?;
+        further.end();
+        match report {
+            Some(report) => {
+                let (trials, is_empty) = (Trials::Least(&report), report.orders.is_empty());
+                self.show(&report, trials, is_empty, further.identity)?;
+            }
+            None => further
+                .program
+                .first
+                .doubts
+                .iter()
+                .for_each(terminal::message),
+        }
+        Ok(Exit::Passed)
     }
 
     fn problem(&self, first: &Observed) -> Option<String> {
@@ -512,9 +546,9 @@ impl Options {
             return None;
         }
         let ending = match first.ending {
-            Ending::By(end) if end.exit_code() == 0 => None,
-            Ending::By(end) => Some(format!("ends with exit code {}", end.exit_code())),
-            Ending::Hang => Some("exceeds its time limit".to_owned()),
+            TrialEnd::By(end) if end.exit_code() == 0 => None,
+            TrialEnd::By(end) => Some(format!("ends with exit code {}", end.exit_code())),
+            TrialEnd::Hang => Some("exceeds its time limit".to_owned()),
         };
         match ending {
             Some(ending) if self.every_fault.is_some() => Some(format!(

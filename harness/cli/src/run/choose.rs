@@ -10,15 +10,15 @@ use harness_devices::{DeviceChoice, DeviceSource};
 use harness_language::arms;
 use harness_report::store;
 use harness_run::session::{Selection, has_pytorchs, listed_as};
-use harness_scenario::{Scenario, Settings, choices};
+use harness_scenario::{ParameterSettings, Scenario, choices};
 
 use super::Run;
 use crate::error::{CliError, Failures};
 use crate::{device, import, last_failed::LastFailed, terminal};
 
 impl Run {
-    fn settings(&self) -> Result<Settings, CliError> {
-        let mut settings = Settings::new();
+    fn settings(&self) -> Result<ParameterSettings, CliError> {
+        let mut settings = ParameterSettings::new();
         for (name, value) in &self.settings {
             if settings.insert(name.clone(), value.clone()).is_some() {
                 return Err(CliError::input(

@@ -2105,8 +2105,9 @@ fn the_catalogue_passes_on_the_simulated_gpu() {
         .collect();
     files.retain(|path| path.extension().is_some_and(|ending| ending == "yaml"));
     files.sort();
-    let points =
-        |path: &PathBuf| Scenario::load_points(path, &harness_scenario::Settings::new()).unwrap();
+    let points = |path: &PathBuf| {
+        Scenario::load_points(path, &harness_scenario::ParameterSettings::new()).unwrap()
+    };
     let is_for_it = |scenario: &Scenario| {
         scenario.needs.memory <= MOST && scenario.needs.device != Some(DeviceKind::Simulated)
     };

@@ -12,7 +12,7 @@ use harness_devices::DeviceSource;
 use harness_record::{Records, RunRecord, Verdict};
 use harness_report::store;
 use harness_run::session::{Plan, Selection};
-use harness_scenario::{Scenario, Settings};
+use harness_scenario::{ParameterSettings, Scenario};
 
 use crate::kept_report;
 
@@ -41,7 +41,8 @@ fn the_catalogue_gives_the_kept_figures_and_the_example_report() {
         scenarios: paths
             .iter()
             .flat_map(|path| {
-                Scenario::load_points(path, &Settings::new()).expect("the catalogue is valid")
+                Scenario::load_points(path, &ParameterSettings::new())
+                    .expect("the catalogue is valid")
             })
             .collect(),
         selection: Selection::default(),

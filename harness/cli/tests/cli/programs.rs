@@ -8,7 +8,9 @@ use std::process::{Command, Output};
 
 use harness_allocator::stats::{BlockState, PoolKind};
 use harness_allocator::units::Bytes;
-use harness_trace::snapshot::{Action, Block, Event, ExtraId, PoolId, Segment, Snapshot, StackId};
+use harness_trace::snapshot::{
+    Action, Block, Event, ExtraId, MempoolId, Segment, Snapshot, StackId,
+};
 use serde_json::Value;
 
 fn harness(arguments: &[&str], folder: &Path) -> Output {
@@ -590,7 +592,7 @@ fn a_recording_without_requests_gets_no_advice() {
             stack,
             extra,
         }];
-        let (pool, private_pool, expandable) = (PoolKind::Large, PoolId::DEFAULT, false);
+        let (pool, private_pool, expandable) = (PoolKind::Large, MempoolId::DEFAULT, false);
         let segment = Segment {
             device: 0,
             address,
@@ -729,7 +731,7 @@ fn settings_that_cannot_be_tried_are_listed_with_the_reason() {
         }
     };
     let blocks = (0..44).map(block).collect();
-    let (pool, private_pool, expandable) = (PoolKind::Large, PoolId::DEFAULT, false);
+    let (pool, private_pool, expandable) = (PoolKind::Large, MempoolId::DEFAULT, false);
     snapshot.segments.push(Segment {
         device: 0,
         address,

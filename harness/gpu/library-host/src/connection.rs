@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::{cell::Cell, fs::File, os::fd::FromRawFd, time::Instant};
 
-use harness_allocator::allocator::library::wire::{self, Call, Code, Order, Reply};
+use harness_allocator::allocator::library::wire::{self, Code, LibraryCall, Order, Reply};
 
 pub(crate) struct Connection {
     from: BufReader<File>,
@@ -87,7 +87,7 @@ pub(crate) fn waited() -> u64 {
     WAITED.load(Ordering::Relaxed)
 }
 
-pub(crate) fn ask(call: Call) -> Result<u64, Code> {
+pub(crate) fn ask(call: LibraryCall) -> Result<u64, Code> {
     let began = Instant::now();
     let answer = ask_now(call);
     WAITED.fetch_add(nanos_since(began), Ordering::Relaxed);
@@ -98,7 +98,7 @@ pub(crate) fn nanos_since(began: Instant) -> u64 {
     u64::try_from(began.elapsed().as_nanos()).unwrap_or(u64::MAX)
 }
 
-fn ask_now(call: Call) -> Result<u64, Code> {
+fn ask_now(call: LibraryCall) -> Result<u64, Code> {
     let mut connection = connection();
     let connection = connection
         .as_mut()

@@ -5,7 +5,7 @@
 
 use std::ffi::{CStr, c_char, c_int, c_uint, c_ulonglong, c_void};
 
-use harness_allocator::allocator::library::wire::{Call, Code};
+use harness_allocator::allocator::library::wire::{Code, LibraryCall};
 use harness_gpu_settings::export;
 use harness_gpu_settings::ffi::Out;
 
@@ -50,16 +50,16 @@ fn only_device(device: c_int) -> Result<(), Code> {
 }
 
 /// Makes a call without a result.
-fn order(call: Call) -> Result<(), Code> {
+fn order(call: LibraryCall) -> Result<(), Code> {
     ask(call).map(drop)
 }
 
 fn create_stream(stream: Out<'_, Stream>) -> Result<(), Code> {
-    put(stream, Stream::new(small(ask(Call::CreateStream)?)?))
+    put(stream, Stream::new(small(ask(LibraryCall::CreateStream)?)?))
 }
 
 fn create_event(event: Out<'_, Event>) -> Result<(), Code> {
-    put(event, Event::new(small(ask(Call::CreateEvent)?)?))
+    put(event, Event::new(small(ask(LibraryCall::CreateEvent)?)?))
 }
 
 /// The driver rejects a request of zero bytes.
@@ -102,7 +102,7 @@ exports! {
         }
     }
     [/ cuDeviceTotalMem_v2](total: Out<'_, usize>, device: c_int) {
-        only_device(device).and_then(|()| put(total, ask(Call::TotalMemory)? as usize))
+        only_device(device).and_then(|()| put(total, ask(LibraryCall::TotalMemory)? as usize))
     }
     // The UUID is all zeros.
     [/ cuDeviceGetUuid_v2](uuid: Out<'_, [u8; 16]>, device: c_int) {
@@ -116,26 +116,26 @@ exports! {
     [/ cuCtxSetCurrent](context: usize) {
         if [0, CONTEXT].contains(&context) { Ok(()) } else { Err(Code::InvalidValue) }
     }
-    [cudaDeviceSynchronize / cuCtxSynchronize]() { order(Call::Synchronize) }
+    [cudaDeviceSynchronize / cuCtxSynchronize]() { order(LibraryCall::Synchronize) }
 
     // A request of zero bytes returns null.
     [cudaMalloc /](address: Out<'_, u64>, size: usize) {
         if size == 0 {
             put(address, 0)
         } else {
-            ask(Call::Allocate(size as u64)).and_then(|start| put(address, start))
+            ask(LibraryCall::Allocate(size as u64)).and_then(|start| put(address, start))
         }
     }
     [/ cuMemAlloc_v2](address: Out<'_, u64>, size: usize) {
-        not_empty(size).and_then(|size| put(address, ask(Call::Allocate(size))?))
+        not_empty(size).and_then(|size| put(address, ask(LibraryCall::Allocate(size))?))
     }
     [cudaFree / cuMemFree_v2](address: u64) {
-        if address == 0 { Ok(()) } else { order(Call::Free(address)) }
+        if address == 0 { Ok(()) } else { order(LibraryCall::Free(address)) }
     }
     [cudaMemGetInfo / cuMemGetInfo_v2](free: Out<'_, usize>, total: Out<'_, usize>) {
-        ask(Call::FreeMemory)
+        ask(LibraryCall::FreeMemory)
             .and_then(|bytes| put(free, bytes as usize))
-            .and_then(|()| put(total, ask(Call::TotalMemory)? as usize))
+            .and_then(|()| put(total, ask(LibraryCall::TotalMemory)? as usize))
     }
 
     // Every stream of the harness is non-blocking.
@@ -144,13 +144,16 @@ exports! {
         create_stream(stream)
     }
     [cudaStreamDestroy / cuStreamDestroy_v2](stream: Stream) {
-        stream.number().map(Call::DestroyStream).and_then(order)
+        stream.number().map(LibraryCall::DestroyStream).and_then(order)
     }
     [cudaStreamSynchronize / cuStreamSynchronize](stream: Stream) {
-        stream.number().map(Call::SynchronizeStream).and_then(order)
+        stream.number().map(LibraryCall::SynchronizeStream).and_then(order)
     }
     [cudaStreamWaitEvent / cuStreamWaitEvent](stream: Stream, event: Event, _: c_uint) {
-        stream.number().and_then(|stream| order(Call::WaitEvent { stream, event: event.number()? }))
+        stream.number().and_then(|stream| {
+            let event = event.number()?;
+            order(LibraryCall::WaitEvent { stream, event })
+        })
     }
     [/ cuStreamGetCtx](_: Stream, context: Out<'_, usize>) { put(context, CONTEXT) }
     [cudaEventCreate /](event: Out<'_, Event>) { create_event(event) }
@@ -158,18 +161,18 @@ exports! {
         create_event(event)
     }
     [cudaEventDestroy / cuEventDestroy_v2](event: Event) {
-        event.number().map(Call::DestroyEvent).and_then(order)
+        event.number().map(LibraryCall::DestroyEvent).and_then(order)
     }
     [cudaEventRecord / cuEventRecord](event: Event, stream: Stream) {
         event
             .number()
-            .and_then(|event| order(Call::RecordEvent { event, stream: stream.number()? }))
+            .and_then(|event| order(LibraryCall::RecordEvent { event, stream: stream.number()? }))
     }
     [cudaEventQuery / cuEventQuery](event: Event) {
-        event.number().map(Call::QueryEvent).and_then(order)
+        event.number().map(LibraryCall::QueryEvent).and_then(order)
     }
     [cudaEventSynchronize / cuEventSynchronize](event: Event) {
-        event.number().map(Call::SynchronizeEvent).and_then(order)
+        event.number().map(LibraryCall::SynchronizeEvent).and_then(order)
     }
 
     [cudaMallocAsync /](address: Out<'_, u64>, size: usize, stream: Stream) {
@@ -198,15 +201,15 @@ exports! {
         if address == 0 {
             Ok(())
         } else {
-            stream.number().and_then(|stream| order(Call::FreeAsync { address, stream }))
+            stream.number().and_then(|stream| order(LibraryCall::FreeAsync { address, stream }))
         }
     }
     [cudaMemPoolCreate / cuMemPoolCreate](pool: Out<'_, Pool>, _: *const c_void) {
-        ask(Call::CreatePool).and_then(small).and_then(|number| put(pool, Pool::new(number)))
+        ask(LibraryCall::CreatePool).and_then(small).and_then(|number| put(pool, Pool::new(number)))
     }
     [cudaMemPoolDestroy / cuMemPoolDestroy](pool: Pool) { pools::destroy(pool) }
     [cudaMemPoolTrimTo / cuMemPoolTrimTo](pool: Pool, keep: usize) {
-        pool.number().and_then(|pool| order(Call::TrimPool { pool, keep: keep as u64 }))
+        pool.number().and_then(|pool| order(LibraryCall::TrimPool { pool, keep: keep as u64 }))
     }
     [cudaMemPoolSetAttribute / cuMemPoolSetAttribute](
         pool: Pool, attribute: c_int, value: *const c_void
@@ -231,15 +234,15 @@ exports! {
     }
 
     [/ cuMemGetAllocationGranularity](granularity: Out<'_, usize>, _: *const c_void, _: c_uint) {
-        ask(Call::Granularity).and_then(|bytes| put(granularity, bytes as usize))
+        ask(LibraryCall::Granularity).and_then(|bytes| put(granularity, bytes as usize))
     }
     // A requested address is only a hint, as in CUDA.
     [/ cuMemAddressReserve](
         address: Out<'_, u64>, size: usize, alignment: usize, _: u64, _: c_ulonglong
     ) {
-        ask(Call::Reserve(size as u64)).and_then(|start| {
+        ask(LibraryCall::Reserve(size as u64)).and_then(|start| {
             if alignment > 0 && !start.is_multiple_of(alignment as u64) {
-                ask(Call::Unreserve(start))?;
+                ask(LibraryCall::Unreserve(start))?;
                 return Err(unanswered(&format!(
                     "cuMemAddressReserve with an alignment of {alignment} bytes"
                 )));
@@ -247,20 +250,22 @@ exports! {
             put(address, start)
         })
     }
-    [/ cuMemAddressFree](address: u64, _: usize) { order(Call::Unreserve(address)) }
+    [/ cuMemAddressFree](address: u64, _: usize) { order(LibraryCall::Unreserve(address)) }
     [/ cuMemCreate](memory: Out<'_, u64>, size: usize, _: *const c_void, _: c_ulonglong) {
-        ask(Call::Create(size as u64)).and_then(|handle| put(memory, handle))
+        ask(LibraryCall::Create(size as u64)).and_then(|handle| put(memory, handle))
     }
-    [/ cuMemRelease](memory: u64) { order(Call::Release(memory)) }
+    [/ cuMemRelease](memory: u64) { order(LibraryCall::Release(memory)) }
     // CUDA supports only offset 0 yet.
     [/ cuMemMap](address: u64, size: usize, offset: usize, memory: u64, _: c_ulonglong) {
         if offset == 0 {
-            order(Call::Map { address, size: size as u64, memory })
+            order(LibraryCall::Map { address, size: size as u64, memory })
         } else {
             Err(Code::InvalidValue)
         }
     }
-    [/ cuMemUnmap](address: u64, size: usize) { order(Call::Unmap { address, size: size as u64 }) }
+    [/ cuMemUnmap](address: u64, size: usize) {
+        order(LibraryCall::Unmap { address, size: size as u64 })
+    }
     // The only device can access all mappings.
     [/ cuMemSetAccess](_: u64, _: usize, _: *const c_void, _: usize) { Ok(()) }
 }

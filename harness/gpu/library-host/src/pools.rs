@@ -5,7 +5,7 @@ use std::ffi::{c_int, c_void};
 use std::mem::MaybeUninit;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use harness_allocator::allocator::library::wire::{Call, Code, PoolFigure};
+use harness_allocator::allocator::library::wire::{Code, LibraryCall, PoolFigure};
 
 use crate::connection::{ask, unanswered};
 use crate::handles::{Pool, Stream, put};
@@ -32,14 +32,14 @@ pub(crate) fn set_current(pool: Pool) -> Result<(), Code> {
 
 pub(crate) fn destroy(pool: Pool) -> Result<(), Code> {
     let pool = pool.number()?;
-    ask(Call::DestroyPool(pool))?;
+    ask(LibraryCall::DestroyPool(pool))?;
     // As in CUDA, the default pool then becomes the current one.
     let _ = CURRENT.compare_exchange(pool, 0, Ordering::Relaxed, Ordering::Relaxed);
     Ok(())
 }
 
 pub(crate) fn allocate(pool: Pool, size: u64, stream: Stream) -> Result<u64, Code> {
-    ask(Call::AllocateFrom {
+    ask(LibraryCall::AllocateFrom {
         pool: pool.number()?,
         size,
         stream: stream.number()?,
@@ -83,7 +83,7 @@ pub(crate) unsafe fn set_attribute(
         Attribute::Figure(PoolFigure::Threshold) => {
             // SAFETY: the threshold has 64 bits.
             let bytes = unsafe { value.cast::<u64>().read_unaligned() };
-            ask(Call::SetThreshold {
+            ask(LibraryCall::SetThreshold {
                 pool: pool.number()?,
                 bytes,
             })
@@ -109,7 +109,7 @@ pub(crate) unsafe fn get_attribute(
             }
             Attribute::Figure(figure) => put(
                 value.cast::<MaybeUninit<u64>>().as_mut(),
-                ask(Call::Pool { pool, figure })?,
+                ask(LibraryCall::Pool { pool, figure })?,
             ),
         }
     }
@@ -123,8 +123,8 @@ pub(crate) fn device_attribute(name: &str, number: c_int) -> Result<c_int, Code>
         return Ok(part);
     }
     let call = match number {
-        POOLS_SUPPORTED => Call::HasPools,
-        MAPPING_SUPPORTED => Call::HasMapping,
+        POOLS_SUPPORTED => LibraryCall::HasPools,
+        MAPPING_SUPPORTED => LibraryCall::HasMapping,
         _ => return Err(unanswered(&format!("{name} for attribute {number}"))),
     };
     ask(call).map(|has| c_int::from(has != 0))

@@ -3,7 +3,7 @@
 use std::time::Instant;
 
 use harness_allocator::allocator::library::wire::{
-    Call, LibraryOperation, LibraryProgram, Reply, Timed,
+    LibraryCall, LibraryOperation, LibraryProgram, Reply, Timed,
 };
 
 use crate::connection::{ask, connection, nanos_since, waited};
@@ -84,9 +84,9 @@ impl Runner<'_> {
                 }
                 LibraryOperation::EmptyCache => self.functions.empty_cache(),
                 // The harness judges the results.
-                LibraryOperation::Synchronize => drop(ask(Call::Synchronize)),
+                LibraryOperation::Synchronize => drop(ask(LibraryCall::Synchronize)),
                 LibraryOperation::SynchronizeStream(stream) => {
-                    let _ = ask(Call::SynchronizeStream(stream));
+                    let _ = ask(LibraryCall::SynchronizeStream(stream));
                 }
             }
         }

@@ -6,12 +6,10 @@
 
 use std::ffi::{CStr, c_char, c_long, c_uint, c_void};
 
-use harness_gpu_settings::settings::{keep_hook, mark_loaded};
+use harness_gpu_settings::audit::{self, LinkMap};
 
 use crate::{driver, nvml, runtime};
 
-/// The newest supported version of the interface.
-const NEWEST: c_uint = 2;
 /// Flags: report bindings to symbols of this library, and bindings from it.
 const BIND_TO: c_uint = 1;
 const BIND_FROM: c_uint = 2;
@@ -30,28 +28,6 @@ const LIBRARIES: [&[u8]; 4] = [
     b"libharness_simulated_gpu.so",
 ];
 
-/// The start of `struct link_map`.
-#[repr(C)]
-struct LinkMap {
-    base: usize,
-    name: *const c_char,
-}
-
-impl LinkMap {
-    /// The path of the library; empty for the program itself.
-    ///
-    /// # Safety
-    /// The name is null or a string that lives as long as the result.
-    unsafe fn path<'a>(&self) -> &'a [u8] {
-        if self.name.is_null() {
-            b""
-        } else {
-            // SAFETY: as the caller promises.
-            unsafe { CStr::from_ptr(self.name) }.to_bytes()
-        }
-    }
-}
-
 #[repr(C)]
 struct Symbol {
     name: u32,
@@ -64,10 +40,8 @@ struct Symbol {
 
 #[unsafe(no_mangle)]
 extern "C" fn la_version(version: c_uint) -> c_uint {
-    mark_loaded();
     // SAFETY: the dynamic linker calls this before it starts the program.
-    unsafe { keep_hook() };
-    version.min(NEWEST)
+    unsafe { audit::begin(version) }
 }
 
 /// Stores in the cookie of a loaded library whether it is one of CUDA's.

@@ -107,7 +107,7 @@ const TYPES: [&str; 12] = [
 
 /// A collective as one rank calls it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Call {
+pub struct CollectiveCall {
     pub operation: Operation,
     pub root: Option<usize>,
     pub count: usize,
@@ -120,7 +120,7 @@ pub struct Call {
 pub struct Published {
     /// Counted from 1.
     pub number: u32,
-    pub call: Call,
+    pub call: CollectiveCall,
     /// The place of the rank's data in the file of data. Empty data are zeros.
     pub offset: u64,
     pub len: u64,
@@ -149,7 +149,7 @@ impl Published {
     pub fn of_words([call, count, offset, len]: [u64; 4]) -> Option<Self> {
         let operation = *Operation::ALL.get((call >> 24 & 0xff) as usize)?;
         let root = (call & 0xffff).checked_sub(1).map(|root| root as usize);
-        let call_of_rank = Call {
+        let call_of_rank = CollectiveCall {
             operation,
             root,
             count: count as usize,
@@ -165,7 +165,7 @@ impl Published {
     }
 }
 
-impl Call {
+impl CollectiveCall {
     pub const fn has_size(&self) -> bool {
         !matches!(
             self.operation,
@@ -181,7 +181,7 @@ impl Call {
     }
 }
 
-impl fmt::Display for Call {
+impl fmt::Display for CollectiveCall {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}", self.operation)?;
         if self.has_size() {

@@ -3,6 +3,7 @@
 
 pub mod arrays;
 pub mod attempts;
+pub mod audit;
 pub mod calls;
 pub mod collectives;
 pub mod context_overhead;

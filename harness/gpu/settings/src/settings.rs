@@ -1,10 +1,7 @@
 //! [`Settings`] of a simulated GPU. `harness` passes them to a program and its children in an
 //! environment variable.
 
-use std::ffi::{CStr, CString, c_char};
-use std::{
-    env, fmt, fs, io, os::unix::ffi::OsStrExt as _, path::Path, path::PathBuf, str::FromStr,
-};
+use std::{env, fmt, fs, io, path::Path, str::FromStr};
 
 use harness_allocator::device::faulty::{ANY, Numbered};
 pub use harness_allocator::device::sim::AddressOrder;
@@ -30,7 +27,7 @@ pub const CALLS: &str = "calls";
 /// The file in the folder of [`RUN`] with a row for each estimated workspace of cuDNN.
 pub const UNMEASURED: &str = "unmeasured";
 /// The file in the folder of [`RUN`] that the first process which loads one of our libraries
-/// removes ([`mark_loaded`]).
+/// removes ([`begin`](crate::audit::begin)).
 pub const UNLOADED: &str = "unloaded";
 /// The file in the folder of [`RUN`] with the reason why a process cannot run
 /// ([`end_for_linked_runtime`]).
@@ -42,16 +39,8 @@ pub const MOST_DEVICES: u32 = 120;
 
 /// The folder in the folder of [`RUN`] with the hook of Python processes.
 pub const HOOK: &str = "python";
-/// A variable whose entry in the environment becomes PYTHONPATH ([`keep_hook`]).
+/// A variable whose entry in the environment becomes PYTHONPATH ([`begin`](crate::audit::begin)).
 pub const SPARE: &str = "HARNESS_GPU_SPARE";
-
-/// Shows harness that the dynamic linker has loaded a library of this project into the program.
-pub fn mark_loaded() {
-    if let Some(run) = env::var_os(RUN) {
-        // Only the first process finds the file.
-        let _ = fs::remove_file(Path::new(&run).join(UNLOADED));
-    }
-}
 
 /// Writes a file that appears with all of its text, also if several threads write it or the process
 /// is killed meanwhile.
@@ -74,52 +63,6 @@ pub fn end_for_linked_runtime(reason: &str) -> ! {
     }
     // SAFETY: the call ends the process. Nothing else may run: its state is not usable.
     unsafe { libc::_exit(LINKED_RUNTIME_CODE) }
-}
-
-/// Puts the hook into PYTHONPATH if the command has removed it, as `env PYTHONPATH=. python
-/// train.py` does.
-///
-/// # Safety
-/// The process has one thread.
-pub unsafe fn keep_hook() {
-    unsafe extern "C" {
-        static environ: *mut *mut c_char;
-    }
-    const PATH: &str = "PYTHONPATH";
-    let Some(run) = env::var_os(RUN) else { return };
-    let (hook, path) = (Path::new(&run).join(HOOK), env::var_os(PATH));
-    let mut paths: Vec<PathBuf> = path
-        .iter()
-        .flat_map(env::split_paths)
-        .filter(|path| !path.as_os_str().is_empty())
-        .collect();
-    if paths.contains(&hook) {
-        return;
-    }
-    paths.insert(0, hook);
-    let Ok(wanted) = env::join_paths(paths) else {
-        return;
-    };
-    let Ok(entry) = CString::new([PATH.as_bytes(), b"=", wanted.as_bytes()].concat()) else {
-        return;
-    };
-    let replaced = if path.is_some() { PATH } else { SPARE };
-    // SAFETY: a null pointer ends the array, its entries are strings, and nothing else uses it
-    // meanwhile.
-    unsafe {
-        let mut at = environ;
-        while !at.is_null() && !(*at).is_null() {
-            if CStr::from_ptr(*at)
-                .to_bytes()
-                .strip_prefix(replaced.as_bytes())
-                .is_some_and(|rest| rest.starts_with(b"="))
-            {
-                *at = entry.into_raw();
-                return;
-            }
-            at = at.add(1);
-        }
-    }
 }
 
 /// A simulated machine with equal devices.

@@ -320,61 +320,80 @@ fn rows(text: &str) -> Result<Vec<MeasuredWorkspace>, String> {
             COLUMNS.join(", ")
         ));
     }
-    let mut rows = Vec::new();
-    for (number, line) in lines {
-        let fields: Vec<&str> = line.split('\t').collect();
-        let field = |name: &str| {
-            names
-                .iter()
-                .position(|column| *column == name)
-                .and_then(|index| fields.get(index))
-                .copied()
-        };
-        let wrong = |name: &str, expected: &str| {
-            let column = line
-                .split('\t')
-                .take(names.iter().position(|column| *column == name).unwrap_or(0))
-                .map(|field| field.len() + 1);
-            let at = column.sum::<usize>() + 1;
-            format!(
-                "{number}:{at}: `{}` is not {expected} (column {name})",
-                field(name).unwrap_or_default()
-            )
-        };
-        let bytes = field("bytes")
-            .and_then(|bytes| bytes.parse().ok())
-            .filter(|bytes| *bytes >= 0);
-        let bytes: i64 = bytes.ok_or_else(|| wrong("bytes", "a number of bytes"))?;
-        let direction = match field("operator") {
+    let lines = lines.map(|(number, text)| Line {
+        number,
+        text,
+        names: &names,
+    });
+    lines
+        .filter_map(|line| line.workspace().transpose())
+        .collect()
+}
+
+/// A line of a table of measured workspaces.
+struct Line<'a> {
+    number: usize,
+    text: &'a str,
+    names: &'a [&'a str],
+}
+
+impl Line<'_> {
+    fn position(&self, name: &str) -> Option<usize> {
+        self.names.iter().position(|column| *column == name)
+    }
+
+    fn field(&self, name: &str) -> Option<&str> {
+        self.text.split('\t').nth(self.position(name)?)
+    }
+
+    /// A field that may be empty.
+    fn optional(&self, name: &str) -> Option<&str> {
+        self.field(name).filter(|field| !field.is_empty())
+    }
+
+    fn wrong(&self, name: &str, expected: &str) -> String {
+        let before = self.text.split('\t').take(self.position(name).unwrap_or(0));
+        let at = before.map(|field| field.len() + 1).sum::<usize>() + 1;
+        format!(
+            "{}:{at}: `{}` is not {expected} (column {name})",
+            self.number,
+            self.field(name).unwrap_or_default()
+        )
+    }
+
+    /// Returns `None` for a matrix product, which needs no memory besides PyTorch's own workspace.
+    fn workspace(&self) -> Result<Option<MeasuredWorkspace>, String> {
+        let bytes = self.field("bytes").and_then(|bytes| bytes.parse().ok());
+        let bytes: i64 = bytes
+            .filter(|bytes| *bytes >= 0)
+            .ok_or_else(|| self.wrong("bytes", "a number of bytes"))?;
+        let direction = match self.field("operator") {
             Some("aten::convolution" | "forward") => Direction::Forward,
             Some("data_gradient") => Direction::DataGradient,
             Some("filter_gradient") => Direction::FilterGradient,
-            // Matrix products need no memory besides PyTorch's own workspace.
-            Some("aten::mm") if bytes == 0 => continue,
+            Some("aten::mm") if bytes == 0 => return Ok(None),
             _ => {
-                return Err(wrong(
+                return Err(self.wrong(
                     "operator",
                     "forward, data_gradient, filter_gradient, aten::convolution, or aten::mm with \
                      0 bytes",
                 ));
             }
         };
-        let shapes = field("input_shapes")
+        let shapes = self
+            .field("input_shapes")
             .and_then(|shapes| serde_json::from_str::<[Vec<i64>; 2]>(shapes).ok());
         let [input, filter] = shapes.ok_or_else(|| {
-            wrong(
+            self.wrong(
                 "input_shapes",
                 "the shapes of input and filter, as in [[2, 64, 128, 128], [64, 64, 3, 3]]",
             )
         })?;
-        let output = match field("output_shape").filter(|shape| !shape.is_empty()) {
-            Some(shape) => Some(
-                serde_json::from_str(shape)
-                    .map_err(|_| wrong("output_shape", "a shape, as in [2, 64, 128, 128]"))?,
-            ),
-            None => None,
-        };
-        let dtypes = field("dtypes").unwrap_or_default();
+        let output = self.optional("output_shape").map(|shape| {
+            serde_json::from_str(shape)
+                .map_err(|_| self.wrong("output_shape", "a shape, as in [2, 64, 128, 128]"))
+        });
+        let dtypes = self.field("dtypes").unwrap_or_default();
         let element = Element::named(
             dtypes
                 .trim_matches(['[', ']', '\'', '"'])
@@ -382,34 +401,28 @@ fn rows(text: &str) -> Result<Vec<MeasuredWorkspace>, String> {
                 .next()
                 .unwrap_or_default(),
         );
-        let element =
-            element.ok_or_else(|| wrong("dtypes", "a type of torch, as in torch.float32"))?;
-        let channels_last = match field("layout") {
+        let channels_last = match self.field("layout") {
             None | Some("" | "nchw") => false,
             Some("channels_last") => true,
-            _ => return Err(wrong("layout", "nchw or channels_last")),
+            _ => return Err(self.wrong("layout", "nchw or channels_last")),
         };
-        let capability = match field("capability").filter(|capability| !capability.is_empty()) {
-            Some(text) => {
-                let parsed = text
-                    .split_once('.')
-                    .and_then(|(major, minor)| Some((major.parse().ok()?, minor.parse().ok()?)));
-                Some(parsed.ok_or_else(|| wrong("capability", "a compute capability, as in 8.6"))?)
-            }
-            None => None,
-        };
-        rows.push(MeasuredWorkspace {
+        let capability = self.optional("capability").map(|text| {
+            text.split_once('.')
+                .and_then(|(major, minor)| Some((major.parse().ok()?, minor.parse().ok()?)))
+                .ok_or_else(|| self.wrong("capability", "a compute capability, as in 8.6"))
+        });
+        Ok(Some(MeasuredWorkspace {
             direction,
             input,
             filter,
-            output,
-            element,
+            output: output.transpose()?,
+            element: element
+                .ok_or_else(|| self.wrong("dtypes", "a type of torch, as in torch.float32"))?,
             channels_last,
-            capability,
+            capability: capability.transpose()?,
             bytes,
-        });
+        }))
     }
-    Ok(rows)
 }
 
 impl CudnnWorkspace {

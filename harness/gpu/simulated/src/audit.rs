@@ -11,17 +11,13 @@ use std::ffi::{CStr, CString, OsStr, c_char, c_long, c_uint};
 use std::os::unix::ffi::{OsStrExt as _, OsStringExt as _};
 use std::{env, fs, path::Path, sync::OnceLock};
 
-use harness_gpu_settings::settings::{LIBRARIES, keep_hook, mark_loaded};
-
-/// The newest supported version of the interface.
-const NEWEST: c_uint = 2;
+use harness_gpu_settings::audit::{self, LinkMap};
+use harness_gpu_settings::settings::LIBRARIES;
 
 #[unsafe(no_mangle)]
 extern "C" fn la_version(version: c_uint) -> c_uint {
-    mark_loaded();
     // SAFETY: the dynamic linker calls this before it starts the program.
-    unsafe { keep_hook() };
-    version.min(NEWEST)
+    unsafe { audit::begin(version) }
 }
 
 /// Returns the path at which the dynamic linker looks for a library.
@@ -39,14 +35,6 @@ unsafe extern "C" fn la_objsearch(
     stubs().instead_of(asked).map_or(name, CStr::as_ptr)
 }
 
-/// The start of `struct link_map`.
-#[repr(C)]
-struct LinkMap {
-    base: usize,
-    /// Null or empty for the program.
-    name: *const c_char,
-}
-
 /// Replaces the runtime in an object of the program before its code runs. Asks for no reports of
 /// its symbols.
 ///
@@ -60,13 +48,8 @@ unsafe extern "C" fn la_objopen(
 ) -> c_uint {
     // SAFETY: as the caller promises.
     let (base, path) = unsafe {
-        let LinkMap { base, name } = &*object;
-        let path = if name.is_null() {
-            c""
-        } else {
-            CStr::from_ptr(*name)
-        };
-        (*base, OsStr::from_bytes(path.to_bytes()))
+        let object = &*object;
+        (object.base, OsStr::from_bytes(object.path()))
     };
     if namespace == libc::LM_ID_BASE {
         // SAFETY: the dynamic linker has mapped the object, and runs it later.

@@ -19,14 +19,14 @@ pub const MAX_DOCUMENT: u64 = 256 << 20;
 
 /// A kind of document. Errors are worded with these texts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Document {
+pub struct DocumentKind {
     name: &'static str,
     pub file_name: &'static str,
     writer: &'static str,
     elsewhere: &'static str,
 }
 
-impl Document {
+impl DocumentKind {
     pub const RECORDS: Self = Self {
         name: "records",
         file_name: "records.json",
@@ -51,7 +51,7 @@ pub enum StoreError {
     Unwritable {
         path: PathBuf,
         source: io::Error,
-        document: Document,
+        document: DocumentKind,
     },
     #[error(
         "cannot write to `{}`: the disk is full ({source}). Free some space, or {}.",
@@ -61,7 +61,7 @@ pub enum StoreError {
     DiskFull {
         path: PathBuf,
         source: io::Error,
-        document: Document,
+        document: DocumentKind,
     },
     /// A file of this name exists, but the folder is not a report of the harness.
     #[error(
@@ -70,14 +70,20 @@ pub enum StoreError {
         document.writer,
         document.elsewhere,
     )]
-    Foreign { path: PathBuf, document: Document },
+    Foreign {
+        path: PathBuf,
+        document: DocumentKind,
+    },
     #[error(
         "`{}` is being written by another `{}`: wait until it ends, or {}.",
         path.display(),
         document.writer,
         document.elsewhere,
     )]
-    Busy { path: PathBuf, document: Document },
+    Busy {
+        path: PathBuf,
+        document: DocumentKind,
+    },
     #[error("cannot read `{}`: {source}", path.display())]
     Unreadable { path: PathBuf, source: io::Error },
     #[error("`{}` is cut off at line {line}: it ends in the middle of a record. Copy it again, or \
@@ -100,7 +106,7 @@ pub enum StoreError {
     Malformed {
         path: PathBuf,
         source: serde_json::Error,
-        document: Document,
+        document: DocumentKind,
     },
 }
 
@@ -110,7 +116,7 @@ impl StoreError {
         !matches!(self, Self::Unwritable { .. } | Self::DiskFull { .. })
     }
 
-    pub fn writing(document: Document, path: &Path, source: io::Error) -> Self {
+    pub fn writing(document: DocumentKind, path: &Path, source: io::Error) -> Self {
         let path = path.to_owned();
         match source.kind() {
             ErrorKind::StorageFull | ErrorKind::QuotaExceeded => Self::DiskFull {
@@ -128,7 +134,7 @@ impl StoreError {
 }
 
 /// Checks before a long run that files can be written to this folder. Creates nothing.
-pub fn check_writable(folder: &Path, document: Document) -> Result<(), StoreError> {
+pub fn check_writable(folder: &Path, document: DocumentKind) -> Result<(), StoreError> {
     let failed = |source| StoreError::writing(document, folder, source);
     let there = folder
         .ancestors()
@@ -166,7 +172,7 @@ pub fn check_ours(
     folder: &Path,
     report: &str,
     beside: &str,
-    document: Document,
+    document: DocumentKind,
 ) -> Result<(), StoreError> {
     let path = folder.join(report);
     let is_ours = !path.exists() || folder.join(beside).exists();
@@ -182,13 +188,13 @@ pub fn check_ours(
 #[derive(Debug)]
 pub struct Folder<'a> {
     path: &'a Path,
-    document: Document,
+    document: DocumentKind,
     _only_writer: File,
 }
 
 impl<'a> Folder<'a> {
     /// Creates the folder if needed, and waits until no other process writes to it.
-    pub fn open(path: &'a Path, document: Document) -> Result<Self, StoreError> {
+    pub fn open(path: &'a Path, document: DocumentKind) -> Result<Self, StoreError> {
         let failed = |source| StoreError::writing(document, path, source);
         make_folder(path).map_err(failed)?;
         let only_writer = File::open(path).map_err(failed)?;
@@ -258,7 +264,7 @@ impl<'a> Folder<'a> {
 /// for example `"version": 1`.
 pub fn read<T: DeserializeOwned>(
     path: &Path,
-    document: Document,
+    document: DocumentKind,
     supported: u32,
 ) -> Result<T, StoreError> {
     #[derive(Deserialize)]

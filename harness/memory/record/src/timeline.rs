@@ -18,13 +18,13 @@ pub struct Timeline {
     /// Streams with names.
     pub streams: Vec<(StreamId, String)>,
     /// Entries in the order in which they ended, at most [`MAX_ENTRIES`].
-    pub entries: Vec<Entry>,
+    pub entries: Vec<TimelineEntry>,
     /// Number of later entries that were dropped.
     pub left_out: u64,
 }
 
 #[derive(Clone, Debug, PartialEq)]
-pub enum Entry {
+pub enum TimelineEntry {
     /// An interval. `size`: the bytes concerned, if any.
     Span {
         track: Track,
@@ -59,7 +59,7 @@ pub enum Track {
 
 impl Timeline {
     /// Adds an entry, or counts it if the timeline is full.
-    pub fn push(&mut self, entry: Entry) {
+    pub fn push(&mut self, entry: TimelineEntry) {
         if self.entries.len() < MAX_ENTRIES {
             self.entries.push(entry);
         } else {

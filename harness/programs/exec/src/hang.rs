@@ -146,7 +146,8 @@ fn line(
     names_communicator: bool,
 ) -> String {
     let (who, is_one) = (named(ranks), ranks.len() == 1);
-    let place = out_of_memory.map_or_else(String::new, |frame| format!(" at {}", frame.short()));
+    let at = |frame: &ErrorFrame| format!(" at {}", frame.short());
+    let place = out_of_memory.map_or_else(String::new, at);
     let after = match out_of_memory {
         Some(_) => format!(" after an OutOfMemoryError{place}"),
         None => String::new(),
@@ -168,9 +169,7 @@ fn line(
                 .zip(element_type.as_ref())
                 .map_or_else(String::new, |(count, of)| format!(" of {count} {of}"));
             let root = root.map_or_else(String::new, |root| format!(" with root {root}"));
-            let at = stack
-                .first()
-                .map_or_else(String::new, |frame| format!(" at {}", frame.short()));
+            let at = stack.first().map_or_else(String::new, at);
             let verb = if is_one { "waits" } else { "wait" };
             let of = communicator
                 .filter(|_| names_communicator)

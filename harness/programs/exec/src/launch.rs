@@ -7,8 +7,8 @@ use std::{fs, io, os::unix::fs::symlink, process::Command, sync::Mutex, sync::Po
 
 use harness_gpu_settings::ledger::{LEDGER, Ledger};
 use harness_gpu_settings::limits::{LIMITS, LIMITS_LEDGER, LIMITS_RUN};
-use harness_gpu_settings::settings::{LIBRARIES, LINKED_RUNTIME, RUN, SETTINGS, SPARE, UNLOADED};
-use harness_gpu_settings::settings::{VERSIONS, Values};
+use harness_gpu_settings::settings::{LIBRARIES, LINKED_RUNTIME, RUN, SETTINGS, SPARE, Settings};
+use harness_gpu_settings::settings::{UNLOADED, VERSIONS, Values};
 use harness_gpu_settings::text::to_variable;
 use libc::pid_t;
 
@@ -346,55 +346,7 @@ impl Launch<'_> {
                 .then(|| (PLACES, "1".into())),
         );
         match self.machine {
-            Machine::Simulated(settings) => {
-                set.extend([
-                    (SETTINGS, to_variable(settings).into()),
-                    (
-                        VERSIONS,
-                        self.setup
-                            .program
-                            .versions_of_libraries(self.setup.cuda)
-                            .into(),
-                    ),
-                    (LIBRARIES, libraries.folder.clone().into()),
-                    (
-                        LEDGER,
-                        self.ledger
-                            .map_or_else(|| own_ledger(run), Path::to_owned)
-                            .into(),
-                    ),
-                ]);
-                // Code that a program compiles at run time is linked to the driver. The auditor
-                // finds another file for it when it is loaded.
-                let folder = if self.is_audited() {
-                    linked(run)
-                } else {
-                    libraries.folder.clone()
-                };
-                let folders = joined([folder.clone().into(), list("LIBRARY_PATH")]);
-                set.extend([
-                    ("PATH", joined([programs(run).into(), list("PATH")])),
-                    ("TRITON_LIBCUDA_PATH", folder.into()),
-                    ("LIBRARY_PATH", folders),
-                ]);
-                // The user's own libraries come first.
-                set.push(if self.is_audited() {
-                    (
-                        "LD_AUDIT",
-                        joined([list("LD_AUDIT"), libraries.core().into()]),
-                    )
-                } else {
-                    let stubs = joined(
-                        libraries
-                            .stubs
-                            .iter()
-                            .filter(|stub| *stub != LINKED_DRIVER)
-                            .map(|stub| libraries.folder.join(stub).into_os_string()),
-                    );
-                    ("LD_PRELOAD", joined([list("LD_PRELOAD"), stubs]))
-                });
-                set.extend(KERNEL_CACHES.map(|cache| (cache, kernel_cache(run, cache).into())));
-            }
+            Machine::Simulated(settings) => set.extend(self.of_simulated(settings, run, list)),
             Machine::Real(ordinal, limits) => {
                 set.extend([
                     (LIMITS, to_variable(limits).into()),
@@ -411,6 +363,50 @@ impl Launch<'_> {
             }
         }
         set
+    }
+
+    /// The variables of the simulated GPU. `list` returns a list that the program would inherit.
+    fn of_simulated(
+        &self,
+        settings: &Settings,
+        run: &Path,
+        list: impl Fn(&str) -> OsString,
+    ) -> impl Iterator<Item = (&'static str, OsString)> {
+        let libraries = &self.setup.libraries;
+        let program = &self.setup.program;
+        let ledger = self.ledger.map_or_else(|| own_ledger(run), Path::to_owned);
+        // Code that a program compiles at run time is linked to the driver. The auditor finds
+        // another file for it when it is loaded.
+        let folder = if self.is_audited() {
+            linked(run)
+        } else {
+            libraries.folder.clone()
+        };
+        let folders = joined([folder.clone().into(), list("LIBRARY_PATH")]);
+        // The user's own libraries come first.
+        let loaded = if self.is_audited() {
+            let auditors = joined([list("LD_AUDIT"), libraries.core().into()]);
+            ("LD_AUDIT", auditors)
+        } else {
+            let stubs = libraries.stubs.iter();
+            let stubs = stubs
+                .filter(|stub| *stub != LINKED_DRIVER)
+                .map(|stub| libraries.folder.join(stub).into_os_string());
+            ("LD_PRELOAD", joined([list("LD_PRELOAD"), joined(stubs)]))
+        };
+        let caches = KERNEL_CACHES.map(|cache| (cache, kernel_cache(run, cache).into()));
+        let versions = program.versions_of_libraries(self.setup.cuda);
+        let variables: [(&'static str, OsString); 8] = [
+            (SETTINGS, to_variable(settings).into()),
+            (VERSIONS, versions.into()),
+            (LIBRARIES, libraries.folder.clone().into()),
+            (LEDGER, ledger.into()),
+            ("PATH", joined([programs(run).into(), list("PATH")])),
+            ("TRITON_LIBCUDA_PATH", folder.into()),
+            ("LIBRARY_PATH", folders),
+            loaded,
+        ];
+        variables.into_iter().chain(caches)
     }
 }
 

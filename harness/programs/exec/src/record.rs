@@ -171,6 +171,39 @@ pub struct SnapshotFile {
 }
 
 impl Process {
+    fn of_counters(counters: ProcessCounters, run: &Path) -> Self {
+        let pid = counters.pid;
+        let devices = counters.devices.iter().enumerate();
+        let slow = |(call, calls): (Call, u64)| SlowCalls {
+            call: call.name(),
+            calls,
+        };
+        let failed = |(call, [failed, injected]): (Call, [u64; 2])| FailedCalls {
+            call: call.name(),
+            failed,
+            injected,
+        };
+        Self {
+            pid,
+            devices: devices
+                .map(|(index, counters)| DeviceRecord::new(index, counters))
+                .collect(),
+            submitted: counters.submitted,
+            reads_free_memory: counters.memory_reads > 0,
+            uncomputed_reads: counters.uncomputed_reads,
+            uncomputed_reads_at: read_lines(&run.join(format!("reads-{pid}.jsonl"))),
+            waits_of_frees: counters.waits_of_frees,
+            polled_at: read_lines(&run.join(format!("polls-{pid}.jsonl"))),
+            cudnn_workspace_bounds: counters.workspace_bounds,
+            slow_calls: counters.slow.into_iter().map(slow).collect(),
+            failed_calls: counters.failed_calls.into_iter().map(failed).collect(),
+            not_modelled: counters.not_modelled,
+            program: counters.program,
+            refusal: counters.refusal,
+            ..Self::default()
+        }
+    }
+
     /// What figures of the process depend on, to follow them; empty if they are exact.
     pub const fn unless(&self) -> &'static str {
         if self.uncomputed_reads > 0 {
@@ -227,6 +260,31 @@ impl Process {
         (peak > 0 && below + above > 0)
             .then(|| [Bytes(peak.saturating_sub(below)), Bytes(peak + above)])
     }
+}
+
+/// The text of the first file that a process wrote for this reason.
+fn first_text(run: &Path, name: &str) -> io::Result<Option<String>> {
+    numbered(run, name, "")?
+        .first()
+        .map(|(_, path)| fs::read_to_string(path))
+        .transpose()
+}
+
+/// Adds the allocator's own statistics to what the hooks of the processes wrote.
+fn add_statistics(run: &Path, processes: &mut BTreeMap<u32, Process>) -> io::Result<()> {
+    let mut kept = torch_statistics::read_folder(run)?;
+    for process in processes.values_mut() {
+        let kept = kept.remove(&process.pid).flatten();
+        // Without the hook, as with Python's option -I, only the allocator's memory is there.
+        // What it contains is not of another library.
+        process.torch = process
+            .torch
+            .take()
+            .filter(|torch| kept.is_none() || torch.other_library.is_none())
+            .or_else(|| kept.is_some().then(TorchRecord::unnamed))
+            .map(|torch| torch.complete(kept));
+    }
+    Ok(())
 }
 
 impl Record {
@@ -343,76 +401,18 @@ impl Record {
             Machine::Simulated(settings) => (settings.gpu.name.clone(), settings.devices),
             Machine::Real(ordinal, _) => (format!("cuda:{ordinal}"), 0),
         };
-        let settings = machine.to_string();
         let mut processes: BTreeMap<u32, Process> = BTreeMap::new();
-        let process = |pid: u32| Process {
-            pid,
-            ..Process::default()
-        };
         for counters in ProcessCounters::read_folder(&machine.counters(run))? {
-            let ProcessCounters {
-                pid,
-                devices,
-                submitted,
-                memory_reads,
-                uncomputed_reads,
-                waits_of_frees,
-                ..
-            } = counters;
-            let ProcessCounters {
-                workspace_bounds: cudnn_workspace_bounds,
-                slow,
-                failed_calls,
-                not_modelled,
-                program,
-                refusal,
-                ..
-            } = counters;
-            let devices = devices
-                .iter()
-                .enumerate()
-                .map(|(index, counters)| DeviceRecord::new(index, counters))
-                .collect();
-            let slow_calls = slow
-                .into_iter()
-                .map(|(call, calls)| SlowCalls {
-                    call: call.name(),
-                    calls,
-                })
-                .collect();
-            let failed = |(call, [failed, injected]): (Call, [u64; 2])| FailedCalls {
-                call: call.name(),
-                failed,
-                injected,
-            };
-            let failed_calls = failed_calls.into_iter().map(failed).collect();
-            let reads_free_memory = memory_reads > 0;
-            let uncomputed_reads_at = read_lines(&run.join(format!("reads-{pid}.jsonl")));
-            let process = Process {
-                devices,
-                submitted,
-                reads_free_memory,
-                uncomputed_reads,
-                uncomputed_reads_at,
-                waits_of_frees,
-                polled_at: read_lines(&run.join(format!("polls-{pid}.jsonl"))),
-                ..process(pid)
-            };
-            let process = Process {
-                cudnn_workspace_bounds,
-                slow_calls,
-                failed_calls,
-                not_modelled,
-                program,
-                refusal,
-                ..process
-            };
-            processes.insert(pid, process);
+            processes.insert(counters.pid, Process::of_counters(counters, run));
         }
         for (pid, path) in numbered(run, "torch-", ".json")? {
             // A killed process may leave a truncated file, which is ignored.
             let torch = serde_json::from_slice(&fs::read(path)?).ok();
-            processes.entry(pid).or_insert_with(|| process(pid)).torch = torch;
+            let process = processes.entry(pid).or_insert_with(|| Process {
+                pid,
+                ..Process::default()
+            });
+            process.torch = torch;
         }
         let hooked = numbered(run, HOOKED, "")?;
         let mut is_watched = false;
@@ -429,23 +429,7 @@ impl Record {
             .iter()
             .flat_map(|(_, path)| read_lines(path))
             .collect();
-        let effects = numbered(run, EFFECT, "")?;
-        let effect = effects
-            .first()
-            .map(|(_, path)| fs::read_to_string(path))
-            .transpose()?;
-        let mut kept = torch_statistics::read_folder(run)?;
-        for process in processes.values_mut() {
-            let kept = kept.remove(&process.pid).flatten();
-            // Without the hook, as with Python's option -I, only the allocator's memory is there.
-            // What it contains is not of another library.
-            process.torch = process
-                .torch
-                .take()
-                .filter(|torch| kept.is_none() || torch.other_library.is_none())
-                .or_else(|| kept.is_some().then(TorchRecord::unnamed))
-                .map(|torch| torch.complete(kept));
-        }
+        add_statistics(run, &mut processes)?;
         let peak_held = match Ledger::open(&own_ledger(run)) {
             Ok(ledger) => (0..devices).map(|device| ledger.peak(device).0).collect(),
             Err(error) if error.kind() == io::ErrorKind::NotFound => Vec::new(),
@@ -464,25 +448,19 @@ impl Record {
             torch.ended_out_of_memory = false;
             torch.traceback.clear();
         }
-        let different_sizes = numbered(run, SIZES, "")?
-            .first()
-            .map(|(_, path)| fs::read_to_string(path))
-            .transpose()?;
-        let hang = Hang::read(run)?;
-        let (exit_code, signal) = (end.exit_code(), end.signal());
         Ok(Self {
-            exit_code,
-            signal,
+            exit_code: end.exit_code(),
+            signal: end.signal(),
             gpu,
-            settings,
+            settings: machine.to_string(),
             peak_held,
             host_ahead: None,
-            hang,
-            different_sizes,
+            hang: Hang::read(run)?,
+            different_sizes: first_text(run, SIZES)?,
             outlived: outlived::read(run)?,
             processes,
             without_variables,
-            effect,
+            effect: first_text(run, EFFECT)?,
             is_watched,
         })
     }

@@ -59,6 +59,45 @@ struct Sections {
     data: SectionId,
 }
 
+fn section_type(data: &SectionData<'_>) -> u32 {
+    match data {
+        SectionData::GnuHash => elf::SHT_GNU_HASH,
+        SectionData::DynamicSymbol => elf::SHT_DYNSYM,
+        SectionData::DynamicString => elf::SHT_STRTAB,
+        SectionData::GnuVersym => elf::SHT_GNU_VERSYM,
+        SectionData::GnuVerdef => elf::SHT_GNU_VERDEF,
+        SectionData::DynamicRelocation(_) => elf::SHT_RELA,
+        SectionData::Dynamic(_) => elf::SHT_DYNAMIC,
+        _ => elf::SHT_PROGBITS,
+    }
+}
+
+/// Adds the three parts of the file, and the headers of the dynamic section and the stack.
+fn add_segments(library: &mut Builder<'_>, placed: &Sections, read_only: Vec<SectionId>) {
+    // The file's headers belong to the first part.
+    let headers =
+        (library.file_header_size() + SEGMENTS * library.class().program_header_size()) as u64;
+    let parts = [
+        (0, headers, read_only),
+        (elf::PF_X, 0, vec![placed.text]),
+        (elf::PF_W, 0, vec![placed.dynamic, placed.got, placed.data]),
+    ];
+    for (flags, size, ids) in parts {
+        let segment = library.segments.add_load_segment(elf::PF_R | flags, PAGE);
+        (segment.p_filesz, segment.p_memsz) = (size, size);
+        ids.into_iter()
+            .for_each(|id| segment.append_section(library.sections.get_mut(id)));
+    }
+    // Without a header for the stack, it would be executable.
+    for (kind, align) in [(elf::PT_DYNAMIC, 8), (elf::PT_GNU_STACK, 16)] {
+        let segment = library.segments.add();
+        (segment.p_type, segment.p_flags, segment.p_align) = (kind, elf::PF_R | elf::PF_W, align);
+        if kind == elf::PT_DYNAMIC {
+            segment.append_section(library.sections.get_mut(placed.dynamic));
+        }
+    }
+}
+
 impl StubLibrary<'_> {
     pub fn bytes(&self) -> Vec<u8> {
         let mut library = Builder::new(Endianness::Little, true);
@@ -90,36 +129,23 @@ impl StubLibrary<'_> {
     fn place_sections<'a>(&'a self, library: &mut Builder<'a>) -> Sections {
         let stubs = self.functions().count();
         let has_stubs = usize::from(stubs > 0);
-        let mut section =
-            |name: &'static str, kind: u32, flags: u32, align: usize, data: SectionData<'a>| {
-                let section = library.sections.add();
-                section.name = name.into();
-                section.sh_type = kind;
-                section.sh_flags = u64::from(elf::SHF_ALLOC | flags);
-                section.sh_addralign = align as u64;
-                section.data = data;
-                section.id()
-            };
+        let mut section = |name: &'static str, flags: u32, align: usize, data: SectionData<'a>| {
+            let section = library.sections.add();
+            section.name = name.into();
+            section.sh_type = section_type(&data);
+            section.sh_flags = u64::from(elf::SHF_ALLOC | flags);
+            section.sh_addralign = align as u64;
+            section.data = data;
+            section.id()
+        };
         let zeros = |size: usize| SectionData::Data(vec![0; size].into());
-        let hash = section(".gnu.hash", elf::SHT_GNU_HASH, 0, 8, SectionData::GnuHash);
-        let symbols = section(".dynsym", elf::SHT_DYNSYM, 0, 8, SectionData::DynamicSymbol);
-        let strings = section(".dynstr", elf::SHT_STRTAB, 0, 1, SectionData::DynamicString);
+        let hash = section(".gnu.hash", 0, 8, SectionData::GnuHash);
+        let symbols = section(".dynsym", 0, 8, SectionData::DynamicSymbol);
+        let strings = section(".dynstr", 0, 1, SectionData::DynamicString);
         let mut read_only = vec![hash, symbols, strings];
         if !self.nodes.is_empty() {
-            read_only.push(section(
-                ".gnu.version",
-                elf::SHT_GNU_VERSYM,
-                0,
-                2,
-                SectionData::GnuVersym,
-            ));
-            read_only.push(section(
-                ".gnu.version_d",
-                elf::SHT_GNU_VERDEF,
-                0,
-                8,
-                SectionData::GnuVerdef,
-            ));
+            read_only.push(section(".gnu.version", 0, 2, SectionData::GnuVersym));
+            read_only.push(section(".gnu.version_d", 0, 8, SectionData::GnuVerdef));
         }
         let nowhere = DynamicRelocation {
             r_offset: 0,
@@ -132,43 +158,16 @@ impl StubLibrary<'_> {
             .functions()
             .flat_map(|function| function.name.bytes().chain([0]))
             .collect::<Vec<u8>>();
+        let names = SectionData::Data(names.into());
+        let dynamic = SectionData::Dynamic(self.dynamic(0));
+        let data = zeros(stubs * DESCRIPTOR + (self.symbols.len() - stubs) * VARIABLE);
         let placed = Sections {
-            relocations: section(".rela.dyn", elf::SHT_RELA, 0, 8, relocations),
-            names: section(
-                ".rodata",
-                elf::SHT_PROGBITS,
-                0,
-                1,
-                SectionData::Data(names.into()),
-            ),
-            text: section(
-                ".text",
-                elf::SHT_PROGBITS,
-                elf::SHF_EXECINSTR,
-                STUB,
-                zeros(stubs * STUB),
-            ),
-            dynamic: section(
-                ".dynamic",
-                elf::SHT_DYNAMIC,
-                elf::SHF_WRITE,
-                8,
-                SectionData::Dynamic(self.dynamic(0)),
-            ),
-            got: section(
-                ".got",
-                elf::SHT_PROGBITS,
-                elf::SHF_WRITE,
-                8,
-                zeros(8 * has_stubs),
-            ),
-            data: section(
-                ".data",
-                elf::SHT_PROGBITS,
-                elf::SHF_WRITE,
-                VARIABLE,
-                zeros(stubs * DESCRIPTOR + (self.symbols.len() - stubs) * VARIABLE),
-            ),
+            relocations: section(".rela.dyn", 0, 8, relocations),
+            names: section(".rodata", 0, 1, names),
+            text: section(".text", elf::SHF_EXECINSTR, STUB, zeros(stubs * STUB)),
+            dynamic: section(".dynamic", elf::SHF_WRITE, 8, dynamic),
+            got: section(".got", elf::SHF_WRITE, 8, zeros(8 * has_stubs)),
+            data: section(".data", elf::SHF_WRITE, VARIABLE, data),
         };
         read_only.extend([placed.relocations, placed.names]);
         let headers = library.sections.add();
@@ -184,29 +183,7 @@ impl StubLibrary<'_> {
         }
         self.add_symbols(library, &placed);
         library.set_section_sizes();
-        // The file's headers belong to the first part.
-        let headers =
-            (library.file_header_size() + SEGMENTS * library.class().program_header_size()) as u64;
-        let parts = [
-            (0, headers, read_only),
-            (elf::PF_X, 0, vec![placed.text]),
-            (elf::PF_W, 0, vec![placed.dynamic, placed.got, placed.data]),
-        ];
-        for (flags, size, ids) in parts {
-            let segment = library.segments.add_load_segment(elf::PF_R | flags, PAGE);
-            (segment.p_filesz, segment.p_memsz) = (size, size);
-            ids.into_iter()
-                .for_each(|id| segment.append_section(library.sections.get_mut(id)));
-        }
-        // Without a header for the stack, it would be executable.
-        for (kind, align) in [(elf::PT_DYNAMIC, 8), (elf::PT_GNU_STACK, 16)] {
-            let segment = library.segments.add();
-            (segment.p_type, segment.p_flags, segment.p_align) =
-                (kind, elf::PF_R | elf::PF_W, align);
-            if kind == elf::PT_DYNAMIC {
-                segment.append_section(library.sections.get_mut(placed.dynamic));
-            }
-        }
+        add_segments(library, &placed, read_only);
         placed
     }
 

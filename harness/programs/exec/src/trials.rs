@@ -88,7 +88,7 @@ impl Machine {
 }
 
 /// A program, its first run, and the number of parallel runs. `E` says why it cannot be run.
-pub struct Program<'a, E> {
+pub struct TrialProgram<'a, E> {
     /// Runs the program once. Calls may run in parallel. Returns `None` if the user interrupted it.
     pub run: &'a (dyn Fn(&Trial) -> Result<Option<Observed>, E> + Sync),
     pub trial: Trial,
@@ -104,7 +104,7 @@ pub struct Program<'a, E> {
     pub progress: &'a (dyn Fn() + Sync),
 }
 
-impl<E: Send> Program<'_, E> {
+impl<E: Send> TrialProgram<'_, E> {
     /// Splits off the cases of other shards. Returns the part for the report, if there are shards.
     fn keep_shard<C>(&self, cases: &mut Vec<C>, name: impl Fn(&C) -> String) -> Option<Part> {
         let shard = self.shard?;

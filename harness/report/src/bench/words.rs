@@ -1,6 +1,6 @@
 use harness_allocator::units::Bytes;
 
-use harness_bench::record::{Build, Change, Entry, EntryResult, Machine, Quantity, Stopped};
+use harness_bench::record::{Build, Change, Entry, EntryResult, MachineInfo, Quantity, Stopped};
 
 use crate::words::{NOTHING, multiple};
 
@@ -40,7 +40,7 @@ pub(super) fn time(picoseconds: u64) -> String {
 }
 
 /// A heading for the figures. Model times are never called measured.
-pub(super) fn heading(quantity: Quantity, machine: &Machine) -> String {
+pub(super) fn heading(quantity: Quantity, machine: &MachineInfo) -> String {
     match quantity {
         Quantity::HostTime => {
             let cpu = machine
@@ -198,7 +198,7 @@ pub(super) const fn stopped(stopped: Stopped) -> &'static str {
     }
 }
 
-pub(super) fn device(machine: &Machine) -> String {
+pub(super) fn device(machine: &MachineInfo) -> String {
     if machine.device == "simulated" {
         "the simulated device".to_owned()
     } else {

@@ -10,7 +10,7 @@ use harness_explain::compare::{self, SnapshotComparison, Whole};
 use harness_explain::pins;
 use harness_explain::ranks::{Overview, RankRow};
 use harness_explain::state::{Moment, MomentKind};
-use harness_trace::snapshot::PoolId;
+use harness_trace::snapshot::MempoolId;
 
 use crate::terminal::{Style, Text};
 use crate::why;
@@ -261,10 +261,10 @@ pub(super) fn request(request: &RefusedRequest, explanation: &Explanation) -> St
         .with_verb(&format!("{}{exact} were asked for", request.asked));
     let probably = match request.private_pool {
         _ if !request.is_pool_inferred => String::new(),
-        PoolId::DEFAULT => {
+        MempoolId::DEFAULT => {
             ", probably in the default pool (PyTorch before 2.12 does not record it)".to_owned()
         }
-        PoolId(first, second) => format!(
+        MempoolId(first, second) => format!(
             ", probably in private pool ({first}, {second}) (PyTorch before 2.12 does not record \
              it)"
         ),

@@ -2,14 +2,15 @@ use super::*;
 
 #[test]
 fn a_timeline_is_a_process_with_rows_counters_and_refused_requests() {
-    let span = |track, name: &str, start, duration, size, failure: Option<&str>| Entry::Span {
-        track,
-        name: name.to_owned(),
-        start: Nanos(start),
-        duration: Nanos(duration),
-        size,
-        failure: failure.map(str::to_owned),
-    };
+    let span =
+        |track, name: &str, start, duration, size, failure: Option<&str>| TimelineEntry::Span {
+            track,
+            name: name.to_owned(),
+            start: Nanos(start),
+            duration: Nanos(duration),
+            size,
+            failure: failure.map(str::to_owned),
+        };
     let entries = vec![
         span(
             Track::Calls,
@@ -19,7 +20,7 @@ fn a_timeline_is_a_process_with_rows_counters_and_refused_requests() {
             Some(Bytes::mib(20)),
             None,
         ),
-        Entry::Memory {
+        TimelineEntry::Memory {
             at: Nanos(1_750),
             allocated: Bytes::mib(4),
             active: Bytes::mib(5),
@@ -41,7 +42,7 @@ fn a_timeline_is_a_process_with_rows_counters_and_refused_requests() {
             Some(Bytes::gib(2)),
             Some("the device has 1 GiB free, but 2 GiB were requested"),
         ),
-        Entry::Refused {
+        TimelineEntry::Refused {
             at: Nanos(3_100),
             size: Bytes::gib(2),
         },

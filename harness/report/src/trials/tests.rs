@@ -10,7 +10,7 @@ use super::*;
 
 const MIB: u64 = 1 << 20;
 
-fn case(attempt: u64, outcome: Outcome, line: u64) -> FaultCase {
+fn case(attempt: u64, outcome: TrialOutcome, line: u64) -> FaultCase {
     let frame = ErrorFrame {
         file: "/home/me/train.py".to_owned(),
         line,
@@ -21,8 +21,8 @@ fn case(attempt: u64, outcome: Outcome, line: u64) -> FaultCase {
         call: None,
         attempt,
         size: 20 * MIB,
-        is_clean_end: outcome == Outcome::OutOfMemory,
-        stack: if outcome == Outcome::ServedByRetry {
+        is_clean_end: outcome == TrialOutcome::OutOfMemory,
+        stack: if outcome == TrialOutcome::ServedByRetry {
             Vec::new()
         } else {
             vec![frame]
@@ -33,7 +33,7 @@ fn case(attempt: u64, outcome: Outcome, line: u64) -> FaultCase {
         more_at_peak: -4 * MIB as i64,
         next_size: Some(10 * MIB),
         submitted: 180,
-        alone: (attempt == 1).then_some(Outcome::ServedByRetry),
+        alone: (attempt == 1).then_some(TrialOutcome::ServedByRetry),
         doubts: Vec::new(),
     }
 }
@@ -60,22 +60,22 @@ fn report(cases: Vec<FaultCase>) -> FaultReport {
 
 fn mixed() -> FaultReport {
     let mut cases = vec![
-        case(1, Outcome::OutOfMemory, 88),
-        case(2, Outcome::OutOfMemory, 88),
-        case(3, Outcome::Recovered, 50),
-        case(4, Outcome::ServedByRetry, 50),
-        case(5, Outcome::Recovered, 50),
+        case(1, TrialOutcome::OutOfMemory, 88),
+        case(2, TrialOutcome::OutOfMemory, 88),
+        case(3, TrialOutcome::Recovered, 50),
+        case(4, TrialOutcome::ServedByRetry, 50),
+        case(5, TrialOutcome::Recovered, 50),
         case(
             6,
-            Outcome::OtherError {
+            TrialOutcome::OtherError {
                 error: "UnboundLocalError: cannot access local variable 'loss'".to_owned(),
             },
             50,
         ),
-        case(7, Outcome::Signal { signal: 11 }, 51),
-        case(8, Outcome::Hang { ranks: Vec::new() }, 51),
-        case(9, Outcome::ExitCode { exit_code: 3 }, 51),
-        case(10, Outcome::NotReached, 51),
+        case(7, TrialOutcome::Signal { signal: 11 }, 51),
+        case(8, TrialOutcome::Hang { ranks: Vec::new() }, 51),
+        case(9, TrialOutcome::ExitCode { exit_code: 3 }, 51),
+        case(10, TrialOutcome::NotReached, 51),
     ];
     cases[8].is_clean_end = true;
     cases[4].more_at_end = Some(24 * MIB as i64);
@@ -87,7 +87,7 @@ fn mixed() -> FaultReport {
 fn every_way_to_end_is_summed_up_in_a_sentence_and_shown_in_a_table() {
     let report = mixed();
     insta::assert_snapshot!(text(
-        Trials::Faults(&report, Some(Expectation::Recovers)),
+        Trials::Faults(&report, Some(RecoveryExpectation::Recovers)),
         Style::Plain,
         None
     ));
@@ -105,7 +105,7 @@ fn a_page_of_markdown_says_the_same() {
     };
     insta::assert_snapshot!(markdown(Trials::Faults(
         &report,
-        Some(Expectation::EndsCleanly)
+        Some(RecoveryExpectation::EndsCleanly)
     )));
 }
 
@@ -150,7 +150,7 @@ fn a_program_that_is_not_deterministic_is_compared_with_two_runs() {
 #[test]
 fn the_table_of_several_ranks_shows_who_waits_for_whom() {
     let waits = "rank 0 waits in all_reduce of 8 float32 (number 7) at train.py:90 for rank 1";
-    let hang = Outcome::Hang {
+    let hang = TrialOutcome::Hang {
         ranks: vec![waits.to_owned(), "rank 1 has ended".to_owned()],
     };
     let of_rank = |rank, case: FaultCase| FaultCase {
@@ -158,11 +158,11 @@ fn the_table_of_several_ranks_shows_who_waits_for_whom() {
         ..case
     };
     let report = report(vec![
-        of_rank(0, case(1, Outcome::Recovered, 50)),
+        of_rank(0, case(1, TrialOutcome::Recovered, 50)),
         of_rank(1, case(4, hang, 88)),
     ]);
     let text = text(
-        Trials::Faults(&report, Some(Expectation::EndsCleanly)),
+        Trials::Faults(&report, Some(RecoveryExpectation::EndsCleanly)),
         Style::Plain,
         None,
     );
@@ -186,21 +186,21 @@ fn the_sentence_says_all_or_none_where_that_is_so() {
     let sentence = |cases: Vec<FaultCase>| sentence_of_faults(&report(cases));
     assert_eq!(sentence(vec![]), "No failure was injected.");
     assert_eq!(
-        sentence(vec![case(1, Outcome::Recovered, 5)]),
+        sentence(vec![case(1, TrialOutcome::Recovered, 5)]),
         "The program recovers from the injected failure."
     );
     assert_eq!(
         sentence(vec![
-            case(1, Outcome::OutOfMemory, 5),
-            case(2, Outcome::OutOfMemory, 5)
+            case(1, TrialOutcome::OutOfMemory, 5),
+            case(2, TrialOutcome::OutOfMemory, 5)
         ]),
         "The program survives none of 2 injected failures; 2 times it ends with OutOfMemoryError \
          at train.py:5."
     );
     assert_eq!(
         sentence(vec![
-            case(1, Outcome::Recovered, 5),
-            case(2, Outcome::OutOfMemory, 88)
+            case(1, TrialOutcome::Recovered, 5),
+            case(2, TrialOutcome::OutOfMemory, 88)
         ]),
         "The program recovers from 1 of 2 injected failures; once it ends with OutOfMemoryError at \
          train.py:88."

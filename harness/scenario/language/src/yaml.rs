@@ -100,6 +100,13 @@ pub fn read(path: &Path, language: &Language) -> Result<String, FileError> {
     })
 }
 
+/// The beginning of a file.
+const START: Position = Position {
+    line: 1,
+    column: 1,
+    length: 1,
+};
+
 /// Reads the wire types out of a text.
 pub fn parse<T: DeserializeOwned>(
     source: &str,
@@ -110,12 +117,7 @@ pub fn parse<T: DeserializeOwned>(
         .lines()
         .all(|line| line.trim().is_empty() || line.trim_start().starts_with('#'))
     {
-        let at = Position {
-            line: 1,
-            column: 1,
-            length: 1,
-        };
-        return Err(Problem::new(at, "the file is empty").help(language.shape));
+        return Err(Problem::new(START, "the file is empty").help(language.shape));
     }
     let options = serde_saphyr::options! {
         budget: serde_saphyr::budget! {
@@ -153,18 +155,40 @@ fn is_of_another_kind(source: &str, language: &Language) -> bool {
     language.foreign.iter().any(|key| has(key)) && !language.own.iter().any(|key| has(key))
 }
 
+fn missing_field(field: &str, source: &str, language: &Language) -> (String, String) {
+    let missing = missing(source, field, language);
+    let missing: Vec<&str> = missing.iter().map(String::as_str).collect();
+    match missing.as_slice() {
+        [] | [_] if language.required.contains(&field) => (
+            format!("the field `{field}` is missing"),
+            language.shape.to_owned(),
+        ),
+        [] | [_] => (
+            format!("the field `{field}` is missing"),
+            format!("add `{field}: …` to this map"),
+        ),
+        [others @ .., last] => {
+            let fields = others
+                .iter()
+                .map(|name| format!("`{name}: …`"))
+                .collect::<Vec<_>>()
+                .join(", ");
+            (
+                format!(
+                    "the fields {} and `{last}` are missing",
+                    quoted(others, ", ")
+                ),
+                format!("add {fields} and `{last}: …` to this map"),
+            )
+        }
+    }
+}
+
 /// Rewords an error. Errors that are not listed are YAML syntax errors, which serde-saphyr words
 /// well.
 fn in_our_words(error: &Error, source: &str, language: &Language) -> Problem {
     let error = error.without_snippet();
-    let at = error.location().map_or(
-        Position {
-            line: 1,
-            column: 1,
-            length: 1,
-        },
-        Position::of,
-    );
+    let at = error.location().map_or(START, Position::of);
     let (message, help) = match error {
         Error::AliasError { error, .. } => return in_our_words(error, source, language),
         Error::SerdeUnknownField {
@@ -179,34 +203,7 @@ fn in_our_words(error: &Error, source: &str, language: &Language) -> Problem {
             format!("unknown value `{variant}`"),
             choices(variant, "accepted", expected.iter().copied()),
         ),
-        Error::SerdeMissingField { field, .. } => {
-            let missing = missing(source, field, language);
-            let missing: Vec<&str> = missing.iter().map(String::as_str).collect();
-            match missing.as_slice() {
-                [] | [_] if language.required.contains(&&**field) => (
-                    format!("the field `{field}` is missing"),
-                    language.shape.to_owned(),
-                ),
-                [] | [_] => (
-                    format!("the field `{field}` is missing"),
-                    format!("add `{field}: …` to this map"),
-                ),
-                [others @ .., last] => {
-                    let fields = others
-                        .iter()
-                        .map(|name| format!("`{name}: …`"))
-                        .collect::<Vec<_>>()
-                        .join(", ");
-                    (
-                        format!(
-                            "the fields {} and `{last}` are missing",
-                            quoted(others, ", ")
-                        ),
-                        format!("add {fields} and `{last}: …` to this map"),
-                    )
-                }
-            }
-        }
+        Error::SerdeMissingField { field, .. } => missing_field(field, source, language),
         Error::DuplicateMappingKey { key: Some(key), .. } => (
             format!("the key `{key}` appears twice"),
             "remove one of them".to_owned(),

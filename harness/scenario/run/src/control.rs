@@ -19,9 +19,9 @@ macro_rules! calls {
     ($($variant:ident = $name:literal,)*) => {
         /// A call to the allocator or the device that may block.
         #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-        pub enum Call { $($variant,)* }
+        pub enum BlockingCall { $($variant,)* }
 
-        impl Call {
+        impl BlockingCall {
             const ALL: &'static [Self] = &[$(Self::$variant),*];
 
             pub const fn name(self) -> &'static str {
@@ -66,7 +66,7 @@ pub struct Overrun {
     pub limit: Duration,
     pub taken: Duration,
     /// The last call that the run began. It may still be waiting in it.
-    pub call: Option<Call>,
+    pub call: Option<BlockingCall>,
 }
 
 impl Overrun {
@@ -107,7 +107,7 @@ pub struct Control {
     interrupt: Arc<AtomicBool>,
     /// True if the current phase has exceeded its time limit.
     expired: AtomicBool,
-    /// The last call that began: 1 + its index in [`Call::ALL`], or 0.
+    /// The last call that began: 1 + its index in [`BlockingCall::ALL`], or 0.
     call: AtomicU8,
     present: Mutex<Option<Present>>,
 }
@@ -154,7 +154,7 @@ impl Control {
         *present = None;
     }
 
-    pub(crate) fn calls(&self, call: Call) {
+    pub(crate) fn calls(&self, call: BlockingCall) {
         self.call.store(call as u8 + 1, Ordering::Relaxed);
     }
 
@@ -167,7 +167,7 @@ impl Control {
         let taken = began.elapsed();
         let call = usize::from(self.call.load(Ordering::Relaxed))
             .checked_sub(1)
-            .and_then(|index| Call::ALL.get(index).copied());
+            .and_then(|index| BlockingCall::ALL.get(index).copied());
         (taken > limit).then_some(Overrun {
             phase,
             limit,

@@ -35,7 +35,7 @@ pub use harness_language::expression::{
 pub use harness_language::fields::{MAX_MEMORY, MIN_MEMORY};
 pub use harness_language::located::{Located, Position};
 pub use harness_language::yaml::{MAX_FILE, MAX_NODES};
-pub use matrix::{MAX_POINTS, Settings};
+pub use matrix::{MAX_POINTS, ParameterSettings};
 pub use metric::{
     Account, Amount, BufferName, BufferRef, DeviceMetric, EventName, Expectation, Expression,
     GrowthSite, MeasureName, Metric, PoolName, ProcessName, ProgramName, RankFigure, Readings,

@@ -8,7 +8,7 @@ use crate::checker::{Parameters, constant, has_no_meaning};
 pub const MAX_POINTS: usize = 256;
 
 /// Values that the user sets, by parameter: `--set batch=96`.
-pub type Settings = BTreeMap<String, String>;
+pub type ParameterSettings = BTreeMap<String, String>;
 
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Point {
@@ -20,7 +20,7 @@ pub(crate) struct Point {
 /// `settings` has only that value.
 pub(crate) fn points(
     given: Option<&Located<Tree>>,
-    settings: &Settings,
+    settings: &ParameterSettings,
     source: &str,
 ) -> Result<Vec<Point>, Problem> {
     let Some(given) = given else {

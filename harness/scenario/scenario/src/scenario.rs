@@ -10,7 +10,7 @@ use serde::Deserialize;
 use crate::checker::{Checker, Declared, MAX_OPERATIONS, has_no_meaning, size};
 use crate::claim::{ClaimWire, Figure};
 use crate::faults::{self, FaultWire, PlannedFault};
-use crate::matrix::{self, Point, Settings};
+use crate::matrix::{self, ParameterSettings, Point};
 use crate::metric::{DEFAULT_STREAM, Expectation, ProcessName, ProgramName, StreamName};
 use crate::needs::{Needs, NeedsWire};
 use crate::steps::{Action, Step, StepWire, announced, check_steps, exec::Exec};
@@ -107,7 +107,7 @@ impl Scenario {
 
     /// Reads and checks a file. Returns one scenario per point of its matrix. A parameter in
     /// `settings` has only that value; settings for other parameters are ignored.
-    pub fn load_points(path: &Path, settings: &Settings) -> Result<Vec<Self>, FileError> {
+    pub fn load_points(path: &Path, settings: &ParameterSettings) -> Result<Vec<Self>, FileError> {
         Self::parse_points(&yaml::read(path, &SCENARIO)?, path, settings)
     }
 
@@ -196,7 +196,7 @@ impl Scenario {
         path: &Path,
         trace: Option<&Arc<Trace>>,
     ) -> Result<Self, FileError> {
-        let mut points = points(source, path, &Settings::new(), trace)?;
+        let mut points = points(source, path, &ParameterSettings::new(), trace)?;
         match (points.pop(), points.is_empty()) {
             (Some(only), true) => Ok(only),
             _ => {
@@ -217,7 +217,7 @@ impl Scenario {
     pub fn parse_points(
         source: &str,
         path: &Path,
-        settings: &Settings,
+        settings: &ParameterSettings,
     ) -> Result<Vec<Self>, FileError> {
         points(source, path, settings, None)
     }
@@ -226,7 +226,7 @@ impl Scenario {
 fn points(
     source: &str,
     path: &Path,
-    settings: &Settings,
+    settings: &ParameterSettings,
     trace: Option<&Arc<Trace>>,
 ) -> Result<Vec<Scenario>, FileError> {
     let checked = yaml::parse(source, path, &SCENARIO).and_then(|wire: ScenarioWire| {

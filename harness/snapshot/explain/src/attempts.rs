@@ -6,7 +6,7 @@
 use harness_allocator::{stats::BlockState, units::Bytes};
 use harness_base::words::count;
 use harness_record::Pieces;
-use harness_trace::snapshot::{Action, Block, Event, PoolId, Segment};
+use harness_trace::snapshot::{Action, Block, Event, MempoolId, Segment};
 use serde::Serialize;
 
 use crate::pins;
@@ -143,7 +143,7 @@ pub(crate) fn of(
 }
 
 fn lane(request: &RefusedRequest) -> String {
-    let PoolId(first, second) = request.private_pool;
+    let MempoolId(first, second) = request.private_pool;
     let private = if request.private_pool.is_default() {
         String::new()
     } else {

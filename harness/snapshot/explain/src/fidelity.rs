@@ -12,7 +12,7 @@ use harness_allocator::units::Bytes;
 use harness_trace::program::{
     DriverCall, PreparedReplay, ProgramError, RecordedProgram, ReplayStep,
 };
-use harness_trace::snapshot::{Action, Block, Event, PoolId, Segment, Snapshot};
+use harness_trace::snapshot::{Action, Block, Event, MempoolId, Segment, Snapshot};
 use harness_trace::{execute::OperationOutcome, trace::TraceEvent};
 use serde::Serialize;
 
@@ -285,8 +285,8 @@ fn describe(DriverCall { action, range }: DriverCall) -> String {
 }
 
 fn lines(segment: &Segment) -> Vec<String> {
-    let PoolId(first, second) = segment.private_pool;
-    let pool = if segment.private_pool == PoolId::DEFAULT {
+    let MempoolId(first, second) = segment.private_pool;
+    let pool = if segment.private_pool == MempoolId::DEFAULT {
         String::new()
     } else {
         format!(" in the private pool ({first}, {second})")

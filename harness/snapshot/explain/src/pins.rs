@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 
 use harness_allocator::stats::{BlockState, PoolKind};
 use harness_allocator::{allocator::caching::Config, units::Bytes};
-use harness_trace::snapshot::{Block, PoolId, Segment};
+use harness_trace::snapshot::{Block, MempoolId, Segment};
 use serde::Serialize;
 
 use crate::{sites::SiteId, view::View};
@@ -21,8 +21,8 @@ pub struct SegmentPin {
     pub free: Bytes,
     pub stream: u64,
     pub pool: PoolKind,
-    #[serde(skip_serializing_if = "PoolId::is_default")]
-    pub private_pool: PoolId,
+    #[serde(skip_serializing_if = "MempoolId::is_default")]
+    pub private_pool: MempoolId,
     pub expandable: bool,
     /// The number of blocks that are allocated or wait for other streams.
     pub live_blocks: u64,

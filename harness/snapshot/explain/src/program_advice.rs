@@ -8,7 +8,7 @@ use harness_allocator::allocator::{MemoryFraction, PrivatePoolId};
 use harness_allocator::units::Bytes;
 use harness_base::{parallel::in_parallel, words::count};
 use harness_trace::program::{ProgramError, RecordedEnd, RecordedProgram};
-use harness_trace::snapshot::{Event, PoolId, Snapshot};
+use harness_trace::snapshot::{Event, MempoolId, Snapshot};
 use harness_trace::trace::TraceEvent;
 
 use crate::grid::{Configuration, Grid};
@@ -222,7 +222,7 @@ impl<'a, F: FnMut(Change)> Changes<'a, F> {
     }
 
     fn of_pools(&mut self) {
-        for (number, &PoolId(first, second)) in self.program.pools.iter().enumerate() {
+        for (number, &MempoolId(first, second)) in self.program.pools.iter().enumerate() {
             let pool = PrivatePoolId(number as u32);
             if let (Some(released), Some(largest)) = (
                 released(self.program, pool),
@@ -566,7 +566,7 @@ fn own_pool(program: &RecordedProgram, ids: &[u64]) -> RecordedProgram {
             edit.add(TraceEvent::EndPool(pool), operation);
         }
     });
-    changed.pools.push(PoolId(0, u64::MAX));
+    changed.pools.push(MempoolId(0, u64::MAX));
     changed
 }
 

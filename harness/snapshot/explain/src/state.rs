@@ -12,7 +12,9 @@ use harness_allocator::stats::{BlockState, PoolKind};
 use harness_allocator::{allocator::caching::Config, units::Bytes};
 use harness_base::words::count;
 use harness_trace::program::{EarlierSegments, LARGEST_REMAINDER, UnmappedPools};
-use harness_trace::snapshot::{Action, Block, Event, ExtraId, PoolId, Segment, Snapshot, StackId};
+use harness_trace::snapshot::{
+    Action, Block, Event, ExtraId, MempoolId, Segment, Snapshot, StackId,
+};
 use serde::Serialize;
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -426,7 +428,7 @@ impl<'h, 'a> Rewind<'h, 'a> {
             Action::FreeRequested => self.bring_back(index, event, BlockState::Allocated),
             _ => self
                 .earlier
-                .undo(event, &self.history.unmapped_pools, PoolId::default),
+                .undo(event, &self.history.unmapped_pools, MempoolId::default),
         }
     }
 

@@ -2,7 +2,7 @@
 //! device.
 
 use harness_allocator::{allocator::caching::Config, stats::PoolKind, units::Bytes};
-use harness_trace::snapshot::{Block, Event, PoolId, Segment, Snapshot};
+use harness_trace::snapshot::{Block, Event, MempoolId, Segment, Snapshot};
 use serde::Serialize;
 
 use crate::byte_cause::{ByteCause, CauseBytes};
@@ -46,8 +46,8 @@ pub struct RefusedRequest {
     pub asked: Bytes,
     pub stream: u64,
     pub pool: PoolKind,
-    #[serde(skip_serializing_if = "PoolId::is_default")]
-    pub private_pool: PoolId,
+    #[serde(skip_serializing_if = "MempoolId::is_default")]
+    pub private_pool: MempoolId,
     /// True if the recording does not contain the pool, so it is only probable. PyTorch before 2.12
     /// does not record it.
     #[serde(skip_serializing_if = "std::ops::Not::not")]

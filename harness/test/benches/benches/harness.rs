@@ -17,7 +17,7 @@ use harness_allocator::units::Bytes;
 use harness_devices::DeviceSource;
 use harness_record::Verdict;
 use harness_run::session::{Plan, Selection};
-use harness_scenario::{Scenario, Settings};
+use harness_scenario::{ParameterSettings, Scenario};
 
 fn plan(scenarios: Vec<Scenario>, selection: Selection, audit: bool) -> Plan {
     Plan {
@@ -91,7 +91,7 @@ fn catalogue(criterion: &mut Criterion) {
     paths.retain(|path| path.extension().is_some_and(|ending| ending == "yaml"));
     paths.sort();
     let load = |path: &PathBuf| {
-        Scenario::load_points(path, &Settings::new()).expect("the catalogue is valid")
+        Scenario::load_points(path, &ParameterSettings::new()).expect("the catalogue is valid")
     };
     criterion.bench_function("catalogue", |bencher| {
         bencher.iter(|| {

@@ -18,7 +18,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::{cell::RefCell, env, io, mem::MaybeUninit, path::Path, slice, time::Duration};
 
 use harness_allocator::{hash::Mixer, units::Bytes};
-use harness_gpu_settings::collectives::{Call, Operation};
+use harness_gpu_settings::collectives::{CollectiveCall, Operation};
 use harness_gpu_settings::export;
 use harness_gpu_settings::ffi::{Out, write};
 use harness_gpu_settings::settings::{RUN, Values};
@@ -403,8 +403,8 @@ fn cuda_status(status: c_int) -> c_int {
     c_int::from(status != 0)
 }
 
-fn call(operation: Operation, root: Option<c_int>, count: usize, kind: c_int) -> Call {
-    Call {
+fn call(operation: Operation, root: Option<c_int>, count: usize, kind: c_int) -> CollectiveCall {
+    CollectiveCall {
         operation,
         root: root.map(|root| root as usize),
         count,
@@ -516,7 +516,7 @@ fn sent<T>(address: usize, len: usize, element: usize, act: impl FnOnce(&[u8]) -
 /// Publishes a collective with the bytes at an address, and says how long to wait for the others.
 fn publish(
     peers: &Peers,
-    call: Call,
+    call: CollectiveCall,
     (from, len): (usize, usize),
     needs: Needs,
 ) -> (io::Result<u32>, Duration) {
@@ -684,7 +684,7 @@ impl Communicator {
     /// together: each has the result.
     fn collective(
         &self,
-        call: Call,
+        call: CollectiveCall,
         (from, len): (usize, usize),
         (needs, filled): (Needs, Buffer),
         reduction: Option<Reduction>,
@@ -763,7 +763,7 @@ impl Communicator {
     }
 
     /// Gathers at a root, or at all ranks.
-    fn gather(&self, call: Call, from: usize, to: usize) -> c_int {
+    fn gather(&self, call: CollectiveCall, from: usize, to: usize) -> c_int {
         let len = bytes(call);
         let ranks = self.ranks;
         self.collective(
@@ -779,7 +779,7 @@ impl Communicator {
         )
     }
 
-    fn all_to_all(&self, call: Call, from: usize, to: usize) -> c_int {
+    fn all_to_all(&self, call: CollectiveCall, from: usize, to: usize) -> c_int {
         let (len, rank, ranks) = (bytes(call), self.rank, self.ranks);
         self.collective(
             call,
@@ -800,7 +800,7 @@ impl Communicator {
         )
     }
 
-    fn scatter(&self, call: Call, from: usize, to: usize) -> c_int {
+    fn scatter(&self, call: CollectiveCall, from: usize, to: usize) -> c_int {
         let (len, root) = (bytes(call), call.root.unwrap_or(0));
         let (own, sent) = (
             self.rank * len,
@@ -821,7 +821,7 @@ impl Communicator {
         )
     }
 
-    fn broadcast(&self, call: Call, from: usize, to: usize) -> c_int {
+    fn broadcast(&self, call: CollectiveCall, from: usize, to: usize) -> c_int {
         let (len, root) = (bytes(call), call.root.unwrap_or(0));
         if self.peers.is_none() {
             return in_group(|group| {
@@ -847,7 +847,7 @@ impl Communicator {
     }
 
     /// Reduces at a root, or at all ranks. The count is that of the result.
-    fn reduce(&self, call: Call, from: usize, to: usize, operation: c_int) -> c_int {
+    fn reduce(&self, call: CollectiveCall, from: usize, to: usize, operation: c_int) -> c_int {
         let len = bytes(call);
         let factor = usize::try_from(operation - FIRST_FACTOR).ok();
         let factor = factor
@@ -933,7 +933,7 @@ impl Communicator {
 }
 
 /// The bytes of the elements of a collective.
-fn bytes(call: Call) -> usize {
+fn bytes(call: CollectiveCall) -> usize {
     call.count * element(c_int::from(call.kind))
 }
 

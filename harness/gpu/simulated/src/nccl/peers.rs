@@ -16,7 +16,7 @@ use std::{cell::RefCell, io, mem::MaybeUninit, os::unix::fs::FileExt as _, ptr};
 
 use harness_allocator::units::Bytes;
 use harness_gpu_settings::collectives::{
-    Call, CollectiveRanks, CollectiveWait, HEAD, Message, PREFIX, Published, Rank, SIZES,
+    CollectiveCall, CollectiveRanks, CollectiveWait, HEAD, Message, PREFIX, Published, Rank, SIZES,
     STACK_SIGNAL, STACKS, data_file, stack_file,
 };
 use harness_gpu_settings::{mapping::Mapped, settings::publish};
@@ -77,10 +77,10 @@ pub(super) enum Failure {
     )]
     Mismatch {
         own: usize,
-        call: Call,
+        call: CollectiveCall,
         number: u32,
         rank: usize,
-        theirs: Call,
+        theirs: CollectiveCall,
     },
     #[error("the communicator was aborted")]
     Aborted,
@@ -218,7 +218,7 @@ impl Peers {
 
     /// Publishes the next collective with this rank's data, and returns its number. Empty data are
     /// zeros. [`Self::complete`] follows.
-    pub(super) fn publish(&self, call: Call, data: &[u8]) -> io::Result<u32> {
+    pub(super) fn publish(&self, call: CollectiveCall, data: &[u8]) -> io::Result<u32> {
         let own = &mut *self.own();
         own.collectives += 1;
         let number = own.collectives;
@@ -254,7 +254,7 @@ impl Peers {
     /// `work`.
     pub(super) fn complete(
         &self,
-        (number, call): (u32, Call),
+        (number, call): (u32, CollectiveCall),
         work: impl FnOnce(&Parts<'_>) -> Result<(), Failure>,
     ) -> Result<(), Failure> {
         let least = self.least(|rank| &rank.published);
@@ -282,7 +282,7 @@ impl Peers {
     /// `None` if they do not publish it within `patience`.
     pub(super) fn collect<T>(
         &self,
-        (number, call): (u32, Call),
+        (number, call): (u32, CollectiveCall),
         needs: Needs,
         patience: Option<Duration>,
         finish: impl FnOnce(&Parts<'_>) -> Result<T, Failure>,
@@ -325,7 +325,11 @@ impl Peers {
 
     /// The places of the data of the needed ranks, which have published the collective. Fails if
     /// they called another one.
-    fn parts(&self, (number, call): (u32, Call), needs: Needs) -> Result<Parts<'_>, Failure> {
+    fn parts(
+        &self,
+        (number, call): (u32, CollectiveCall),
+        needs: Needs,
+    ) -> Result<Parts<'_>, Failure> {
         let mut places = vec![(0, 0); self.shared.all().len()];
         let is_needed = |rank: usize| needs == Needs::All || needs == Needs::Rank(rank);
         for (rank, place) in places
@@ -346,7 +350,7 @@ impl Peers {
             };
             if theirs != call
                 && (self.is_strict
-                    || Call {
+                    || CollectiveCall {
                         count: call.count,
                         ..theirs
                     } != call)
@@ -414,7 +418,11 @@ impl Peers {
     }
 
     /// Publishes the next collective, waits for all ranks and returns the data of all.
-    pub(super) fn exchange(&self, call: Call, data: &[u8]) -> Result<Vec<Vec<u8>>, Failure> {
+    pub(super) fn exchange(
+        &self,
+        call: CollectiveCall,
+        data: &[u8],
+    ) -> Result<Vec<Vec<u8>>, Failure> {
         let number = self.publish(call, data)?;
         self.complete((number, call), |_| Ok(()))?;
         Ok(self

@@ -20,7 +20,7 @@ use std::time::{Duration, Instant};
 use std::{fmt, path::PathBuf, str::FromStr};
 
 pub use self::host::{name_program, program};
-use self::wire::{Call, Code, LibraryProgram, Order, Reply, Timed};
+use self::wire::{Code, LibraryCall, LibraryProgram, Order, Reply, Timed};
 use self::{held::Held, host::Host};
 use super::{
     Allocation, Allocator, AllocatorError, OomCause, Request, answered_by, live::out_of_memory,
@@ -293,7 +293,12 @@ impl LibraryAllocator {
         })
     }
 
-    fn serve(&mut self, device: &mut dyn Device, call: Call, seen: &mut Seen) -> (Code, u64) {
+    fn serve(
+        &mut self,
+        device: &mut dyn Device,
+        call: LibraryCall,
+        seen: &mut Seen,
+    ) -> (Code, u64) {
         let began = seen.is_timed.then(Instant::now);
         let done = self.held.call(device, call);
         if let Some(began) = began {

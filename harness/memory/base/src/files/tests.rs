@@ -17,13 +17,14 @@ fn a_full_disk_is_told_from_other_failures() {
         )
     };
     assert!(matches!(
-        told(Document::RECORDS),
+        told(DocumentKind::RECORDS),
         StoreError::DiskFull { .. }
     ));
-    insta::assert_snapshot!(told(Document::RECORDS), @"cannot write to `reports/runs`: the disk is \
+    let [records, benchmark] = [DocumentKind::RECORDS, DocumentKind::BENCHMARK].map(told);
+    insta::assert_snapshot!(records, @"cannot write to `reports/runs`: the disk is \
          full (No space left on device (os error 28)). Free some space, or choose another place \
          with `--report DIR`.");
-    insta::assert_snapshot!(told(Document::BENCHMARK), @"cannot write to `reports/runs`: the disk \
+    insta::assert_snapshot!(benchmark, @"cannot write to `reports/runs`: the disk \
          is full (No space left on device (os error 28)). Free some space, or choose another \
          place.");
 }
@@ -176,7 +177,7 @@ fn what_is_added_knows_what_stands_before_it() -> io::Result<()> {
 fn a_document_that_is_too_large_is_refused() -> io::Result<()> {
     let file = tempfile::NamedTempFile::new()?;
     file.as_file().set_len(MAX_DOCUMENT + 1)?;
-    let error = read::<serde_json::Value>(file.path(), Document::BENCHMARK, 1)
+    let error = read::<serde_json::Value>(file.path(), DocumentKind::BENCHMARK, 1)
         .expect_err("the file is too large");
     let told = error
         .to_string()
@@ -192,7 +193,7 @@ fn a_temporary_file_in_use_is_not_taken_for_one_that_a_killed_process_left() {
     let left = folder.path().join(format!("{TEMPORARY}left"));
     let used = temporary::file_in(folder.path()).expect("a temporary file can be created");
     fs::write(&left, "half").expect("the file can be written");
-    Folder::open(folder.path(), Document::RECORDS).expect("the folder can be opened");
+    Folder::open(folder.path(), DocumentKind::RECORDS).expect("the folder can be opened");
     assert_eq!((left.exists(), used.path().exists()), (false, true));
 }
 

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use std::{fs, fs::File, io};
 
 use harness_gpu_settings::collectives::{
-    Call, CollectiveRanks, CollectiveWait, Rank, data_file, stack_file,
+    CollectiveCall, CollectiveRanks, CollectiveWait, Rank, data_file, stack_file,
 };
 use harness_gpu_settings::mapping::Mapped;
 use libc::pid_t;
@@ -211,7 +211,12 @@ fn lacking(
     }
 }
 
-fn call(communicator: &Path, ranks: &CollectiveRanks, rank: usize, number: u32) -> Option<Call> {
+fn call(
+    communicator: &Path,
+    ranks: &CollectiveRanks,
+    rank: usize,
+    number: u32,
+) -> Option<CollectiveCall> {
     ranks
         .find(&File::open(data_file(communicator)).ok()?, rank, number)
         .ok()?
@@ -309,6 +314,23 @@ impl Detector {
             self.found = None;
             return Ok(None);
         }
+        if !self.is_certain(key, &stopped) {
+            return Ok(None);
+        }
+        let found = Found {
+            run,
+            communicators: &communicators,
+            numbers: &numbers,
+            waits: &waits,
+            outside: &outside,
+            processes: &self.processes,
+        };
+        Ok(Some(found.describe()))
+    }
+
+    /// Whether these processes have waited in the same calls for the grace period, and no sleeping
+    /// thread can end the wait.
+    fn is_certain(&mut self, key: Key, stopped: &BTreeSet<u32>) -> bool {
         let suspect = match self.found.take().filter(|suspect| suspect.key == key) {
             Some(suspect) => self.found.insert(suspect),
             None => self.found.insert(Suspect {
@@ -329,29 +351,20 @@ impl Detector {
             GRACE
         };
         if idle < Some(grace) {
-            return Ok(None);
+            return false;
         }
         let asleep: BTreeSet<_> = stopped.iter().flat_map(|pid| sleeping(*pid)).collect();
         let before = suspect.asleep.get_or_insert_with(|| asleep.clone());
         if !before.is_disjoint(&asleep) {
-            if since < LONGEST_SLEEP {
-                return Ok(None);
-            }
-        } else if !before.is_empty() {
-            // All have woken. They have another grace period to end the wait.
-            before.clear();
-            suspect.since = Instant::now();
-            return Ok(None);
+            return since >= LONGEST_SLEEP;
         }
-        let found = Found {
-            run,
-            communicators: &communicators,
-            numbers: &numbers,
-            waits: &waits,
-            outside: &outside,
-            processes: &self.processes,
-        };
-        Ok(Some(found.describe()))
+        if before.is_empty() {
+            return true;
+        }
+        // All have woken. They have another grace period to end the wait.
+        before.clear();
+        suspect.since = Instant::now();
+        false
     }
 
     /// The waits outside of communicators, once all of these processes are idle.
@@ -437,76 +450,21 @@ impl Found<'_> {
 
     pub(super) fn describe(&self) -> Hang {
         let mut ranks: BTreeMap<(usize, Option<u32>), RankState> = BTreeMap::new();
-        let mut numbers: BTreeMap<usize, usize> = BTreeMap::new();
-        let mut by_rank: Vec<&Waiting> = self.waits.iter().collect();
-        by_rank.sort_by_key(|waiting| (self.name(waiting.pid, waiting.rank), waiting.communicator));
-        for waiting in &by_rank {
-            let next = numbers.len() + 1;
-            numbers.entry(waiting.communicator).or_insert(next);
-        }
+        let numbers = self.numbers_of_communicators();
         for waiting in self.waits {
-            let (path, members) = &self.communicators[waiting.communicator];
-            let call = match waiting.wait {
-                CollectiveWait::Collective(number, _) => call(path, members, waiting.rank, number),
-                CollectiveWait::Message(..) => None,
-            };
-            let (CollectiveWait::Collective(number, _) | CollectiveWait::Message(number, _)) =
-                waiting.wait;
-            let sized = call.filter(Call::has_size);
-            let text = fs::read_to_string(stack_file(path, waiting.rank, waiting.wait))
-                .unwrap_or_default();
-            let state = RankState::Waits {
-                collective: call
-                    .map_or_else(|| "receive".to_owned(), |call| call.operation.to_string()),
-                number: Some(number),
-                elements: sized.map(|call| call.count),
-                element_type: sized.map(|call| call.element().to_owned()),
-                root: call.and_then(|call| call.root),
-                communicator: numbers.get(&waiting.communicator).copied(),
-                size: members.all().len(),
-                waits_for: waiting
-                    .lacks
-                    .iter()
-                    .map(|(rank, _)| self.name(self.pid_of(waiting, *rank), *rank))
-                    .collect(),
-                stack: of_program(stack(&text, self.run), self.run),
-            };
-            ranks.insert(
-                (self.name(waiting.pid, waiting.rank), Some(waiting.pid)),
-                state,
-            );
+            let rank = self.name(waiting.pid, waiting.rank);
+            ranks.insert((rank, Some(waiting.pid)), self.in_call(waiting, &numbers));
         }
-        let size = self
-            .numbers
-            .values()
-            .map(|(_, size)| *size)
-            .max()
-            .unwrap_or_default();
+        let size = self.numbers.values().map(|(_, size)| *size).max();
+        let size = size.unwrap_or_default();
         let mut lacking: Vec<(usize, u32, bool)> = Vec::new();
         for waiting in self.outside {
-            let is_same = |rank: usize| {
-                self.outside.iter().any(|other| {
-                    self.name(other.pid, size) == rank && other.function == waiting.function
-                })
-            };
-            let own = self.name(waiting.pid, size);
-            let elsewhere: Vec<usize> = (0..size).filter(|rank| !is_same(*rank)).collect();
-            let waits_for = if elsewhere.is_empty() {
-                (0..size).filter(|rank| *rank != own).collect()
-            } else {
-                elsewhere
-            };
-            lacking.extend(waits_for.iter().map(|rank| {
-                (
-                    *rank,
-                    self.numbers.get(rank).map_or(0, |(pid, _)| *pid),
-                    false,
-                )
-            }));
-            let (collective, stack) = (waiting.function.clone(), waiting.stack.clone());
+            let waits_for = self.lacking_outside(waiting, size);
+            let pid_of = |rank: &usize| self.numbers.get(rank).map_or(0, |(pid, _)| *pid);
+            lacking.extend(waits_for.iter().map(|rank| (*rank, pid_of(rank), false)));
             let (number, elements, element_type, root, communicator) = Default::default();
             let state = RankState::Waits {
-                collective,
+                collective: waiting.function.clone(),
                 number,
                 elements,
                 element_type,
@@ -514,41 +472,15 @@ impl Found<'_> {
                 communicator,
                 size,
                 waits_for,
-                stack,
+                stack: waiting.stack.clone(),
             };
-            ranks.insert((own, Some(waiting.pid)), state);
+            ranks.insert((self.name(waiting.pid, size), Some(waiting.pid)), state);
         }
-        for (waiting, rank) in self
-            .waits
-            .iter()
-            .flat_map(|waiting| waiting.lacks.iter().map(move |(rank, _)| (waiting, *rank)))
-        {
-            let members = self.communicators[waiting.communicator].1.all();
-            // A process that has not joined may have a number from its launcher.
-            let named = || {
-                self.numbers
-                    .get(&rank)
-                    .filter(|(_, size)| *size == members.len())
-                    .map_or(0, |(pid, _)| *pid)
-            };
-            let pid = Some(self.pid_of(waiting, rank))
-                .filter(|pid| *pid != 0)
-                .unwrap_or_else(named);
-            lacking.push((rank, pid, members[rank].has_left()));
-        }
+        lacking.extend(self.lacking_in_communicators());
         for (rank, pid, has_left) in lacking {
-            let state = if pid == 0 {
-                RankState::Missing
-            } else if !self.processes.is_running(pid) {
-                RankState::ended(self.last_line(pid), self.processes.end(pid))
-            } else if has_left {
-                RankState::Left
-            } else {
-                RankState::Continues
-            };
             ranks
                 .entry((self.name(pid, rank), Some(pid).filter(|pid| *pid != 0)))
-                .or_insert(state);
+                .or_insert_with(|| self.not_waiting(pid, has_left));
         }
         let out_of_memory = |pid: u32| {
             OutOfMemoryError::of_process(self.run, pid)
@@ -563,6 +495,100 @@ impl Found<'_> {
         };
         Hang {
             ranks: ranks.into_iter().map(record).collect(),
+        }
+    }
+
+    /// Numbers the communicators in the order of the ranks that wait in them.
+    fn numbers_of_communicators(&self) -> BTreeMap<usize, usize> {
+        let mut numbers: BTreeMap<usize, usize> = BTreeMap::new();
+        let mut by_rank: Vec<&Waiting> = self.waits.iter().collect();
+        by_rank.sort_by_key(|waiting| (self.name(waiting.pid, waiting.rank), waiting.communicator));
+        for waiting in by_rank {
+            let next = numbers.len() + 1;
+            numbers.entry(waiting.communicator).or_insert(next);
+        }
+        numbers
+    }
+
+    /// The state of a rank that waits in a call of NCCL.
+    fn in_call(&self, waiting: &Waiting, numbers: &BTreeMap<usize, usize>) -> RankState {
+        let (path, members) = &self.communicators[waiting.communicator];
+        let call = match waiting.wait {
+            CollectiveWait::Collective(number, _) => call(path, members, waiting.rank, number),
+            CollectiveWait::Message(..) => None,
+        };
+        let (CollectiveWait::Collective(number, _) | CollectiveWait::Message(number, _)) =
+            waiting.wait;
+        let sized = call.filter(CollectiveCall::has_size);
+        let text =
+            fs::read_to_string(stack_file(path, waiting.rank, waiting.wait)).unwrap_or_default();
+        RankState::Waits {
+            collective: call
+                .map_or_else(|| "receive".to_owned(), |call| call.operation.to_string()),
+            number: Some(number),
+            elements: sized.map(|call| call.count),
+            element_type: sized.map(|call| call.element().to_owned()),
+            root: call.and_then(|call| call.root),
+            communicator: numbers.get(&waiting.communicator).copied(),
+            size: members.all().len(),
+            waits_for: waiting
+                .lacks
+                .iter()
+                .map(|(rank, _)| self.name(self.pid_of(waiting, *rank), *rank))
+                .collect(),
+            stack: of_program(stack(&text, self.run), self.run),
+        }
+    }
+
+    /// The ranks that a process outside of communicators waits for: those that wait elsewhere, or
+    /// all others.
+    fn lacking_outside(&self, waiting: &Outside, size: usize) -> Vec<usize> {
+        let is_same = |rank: usize| {
+            self.outside.iter().any(|other| {
+                self.name(other.pid, size) == rank && other.function == waiting.function
+            })
+        };
+        let own = self.name(waiting.pid, size);
+        let elsewhere: Vec<usize> = (0..size).filter(|rank| !is_same(*rank)).collect();
+        if elsewhere.is_empty() {
+            (0..size).filter(|rank| *rank != own).collect()
+        } else {
+            elsewhere
+        }
+    }
+
+    /// The ranks that calls of NCCL wait for, their processes, and whether they have left.
+    fn lacking_in_communicators(&self) -> impl Iterator<Item = (usize, u32, bool)> {
+        let lacks = self
+            .waits
+            .iter()
+            .flat_map(|waiting| waiting.lacks.iter().map(move |(rank, _)| (waiting, *rank)));
+        lacks.map(|(waiting, rank)| {
+            let members = self.communicators[waiting.communicator].1.all();
+            // A process that has not joined may have a number from its launcher.
+            let named = || {
+                self.numbers
+                    .get(&rank)
+                    .filter(|(_, size)| *size == members.len())
+                    .map_or(0, |(pid, _)| *pid)
+            };
+            let pid = Some(self.pid_of(waiting, rank))
+                .filter(|pid| *pid != 0)
+                .unwrap_or_else(named);
+            (rank, pid, members[rank].has_left())
+        })
+    }
+
+    /// The state of a process that others wait for, and that does not wait.
+    fn not_waiting(&self, pid: u32, has_left: bool) -> RankState {
+        if pid == 0 {
+            RankState::Missing
+        } else if !self.processes.is_running(pid) {
+            RankState::ended(self.last_line(pid), self.processes.end(pid))
+        } else if has_left {
+            RankState::Left
+        } else {
+            RankState::Continues
         }
     }
 

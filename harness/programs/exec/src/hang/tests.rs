@@ -3,7 +3,7 @@
 use std::sync::atomic::Ordering;
 
 use harness_gpu_settings::collectives::{
-    Call, CollectiveRanks, CollectiveWait, Message, Operation, Published, data_file,
+    CollectiveCall, CollectiveRanks, CollectiveWait, Message, Operation, Published, data_file,
 };
 use harness_staging::wait_for;
 
@@ -11,14 +11,14 @@ use super::detector::{Found, Lacks, Outside, endless, waits};
 use super::processes::{Processes, numbers, of_program, sleeping, stack, waiting_function};
 use super::*;
 
-const CALL: Call = Call {
+const CALL: CollectiveCall = CollectiveCall {
     operation: Operation::AllReduce,
     root: None,
     count: 8,
     kind: 7,
 };
 
-const fn published(number: u32, call: Call) -> Published {
+const fn published(number: u32, call: CollectiveCall) -> Published {
     Published {
         number,
         call,
@@ -193,7 +193,7 @@ fn ranks_in_different_collectives_and_one_that_left_are_a_hang() {
     let shared = CollectiveRanks::join(&run.path().join("nccl-1"), 2).unwrap();
     shared.all()[1].publish(published(
         2,
-        Call {
+        CollectiveCall {
             operation: Operation::Broadcast,
             root: Some(0),
             ..CALL

@@ -6,7 +6,7 @@ use harness_gpu_settings::{gpus::GPUS, settings::Settings};
 use serde_json::json;
 
 use super::*;
-use crate::trials::observed::{Ending, Observed};
+use crate::trials::observed::{Observed, TrialEnd};
 
 fn torch(ended_out_of_memory: bool, rank: Option<&str>) -> String {
     let stats = json!({"0": {"num_ooms": 2, "num_alloc_retries": 3}, "1": {"num_ooms": 1}});
@@ -151,7 +151,7 @@ fn a_figure_that_a_library_does_not_publish_is_unknown() {
     let machine = Machine::Simulated(settings);
     let mut record = Record::read(run.path(), End::Code(0), &machine).unwrap();
     record.processes[0].not_modelled = vec!["cuFunction".to_owned()];
-    let ending = Ending::By(End::Code(0));
+    let ending = TrialEnd::By(End::Code(0));
     let observed = Observed::read(run.path(), run.path(), &record, ending, None).unwrap();
     assert_eq!(
         (observed.peak_allocated, observed.retries, observed.ooms),

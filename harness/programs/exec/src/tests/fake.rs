@@ -8,7 +8,7 @@ use crate::errors::{ErrorFrame, OutOfMemoryError};
 use crate::process::End;
 use crate::torch_record::Caller;
 use crate::trials::Trial;
-use crate::trials::observed::{Ending, Observed};
+use crate::trials::observed::{Observed, TrialEnd};
 
 /// Returns a trial with this memory.
 pub(crate) fn trial(memory: Bytes) -> Trial {
@@ -34,7 +34,7 @@ pub(crate) fn ended_well(sizes: &[u64]) -> Observed {
     };
     let peak = Bytes::mib(sizes.iter().sum());
     Observed {
-        ending: Ending::By(End::Code(0)),
+        ending: TrialEnd::By(End::Code(0)),
         processes: 1,
         caller: Caller::Torch,
         peak_reserved: peak,

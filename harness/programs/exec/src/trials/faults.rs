@@ -15,10 +15,10 @@ use harness_gpu_settings::attempts::{self, Attempt};
 use harness_gpu_settings::{calls::Call, settings::Fault};
 use serde::{Deserialize, Serialize};
 
-use super::observed::{Ending, Observed};
+use super::observed::{Observed, TrialEnd};
 use super::part::Part;
 use super::which::{Which, spread};
-use super::{Program, Trial};
+use super::{Trial, TrialProgram};
 use crate::doubts::Doubt;
 use crate::torch_record::Caller;
 use crate::{errors::ErrorFrame, process::End, timeline::ProgramTimeline};
@@ -40,7 +40,7 @@ pub struct FaultPlan<'a> {
 
 /// Expected behavior of a program that runs out of memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Expectation {
+pub enum RecoveryExpectation {
     /// It ends like a run without failures and holds no more memory at the end. After the failed
     /// call of a library, it may also end with that error.
     Recovers,
@@ -128,7 +128,7 @@ pub struct FaultCase {
     pub attempt: u64,
     pub size: u64,
     #[serde(flatten)]
-    pub outcome: Outcome,
+    pub outcome: TrialOutcome,
     /// The call stack of the OutOfMemoryError, or of the failed call of a library, without
     /// PyTorch's own frames, innermost first. Empty if there was no error or its stack is unknown.
     pub stack: Vec<ErrorFrame>,
@@ -150,7 +150,7 @@ pub struct FaultCase {
     /// Work items submitted to the GPU; 0 on a real one, where they are not counted.
     pub submitted: u64,
     /// The outcome of a run in which only this attempt failed, if there was one.
-    pub alone: Option<Outcome>,
+    pub alone: Option<TrialOutcome>,
     /// Why the figures of its runs may differ from those on a GPU.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub doubts: Vec<Doubt>,
@@ -159,7 +159,7 @@ pub struct FaultCase {
 /// How a run with failed attempts ended.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(tag = "outcome", rename_all = "snake_case")]
-pub enum Outcome {
+pub enum TrialOutcome {
     /// The run ended like the first one, although an OutOfMemoryError or the error of a library was
     /// raised.
     Recovered,
@@ -186,13 +186,15 @@ impl FaultCase {
         name(self.rank, self.call.as_deref(), self.attempt)
     }
 
-    pub fn meets(&self, expectation: Expectation) -> bool {
-        let recovers = matches!(self.outcome, Outcome::Recovered | Outcome::ServedByRetry)
-            && !self.holds_memory;
+    pub fn meets(&self, expectation: RecoveryExpectation) -> bool {
+        let recovers = matches!(
+            self.outcome,
+            TrialOutcome::Recovered | TrialOutcome::ServedByRetry
+        ) && !self.holds_memory;
         match expectation {
             // PyTorch raises an error of the library, which programs rarely catch.
-            Expectation::Recovers => recovers || (self.call.is_some() && self.is_clean_end),
-            Expectation::EndsCleanly => recovers || self.is_clean_end,
+            RecoveryExpectation::Recovers => recovers || (self.call.is_some() && self.is_clean_end),
+            RecoveryExpectation::EndsCleanly => recovers || self.is_clean_end,
         }
     }
 }
@@ -208,7 +210,7 @@ fn names(run: &Observed) -> BTreeSet<String> {
 }
 
 pub fn every_fault<E: Send>(
-    program: &Program<'_, E>,
+    program: &TrialProgram<'_, E>,
     plan: FaultPlan<'_>,
 ) -> Result<FaultReport, E> {
     let first = program.first;
@@ -306,8 +308,8 @@ impl Observed {
             .find(|(before, after)| before.name() == after.name() && before.size != after.size);
         if self.ending != again.ending {
             let [before, after] = [self, again].map(|run| match run.ending {
-                Ending::By(end) => format!("exit code {}", end.exit_code()),
-                Ending::Hang => "its time limit".to_owned(),
+                TrialEnd::By(end) => format!("exit code {}", end.exit_code()),
+                TrialEnd::Hang => "its time limit".to_owned(),
             });
             Some(format!("it ends with {after} instead of {before}"))
         } else if let Some((before, after)) = sizes {
@@ -551,10 +553,10 @@ impl Clean<'_> {
         });
         let outcome = outcome(fault, first, run);
         let is_clean_end = match outcome {
-            Outcome::OutOfMemory => true,
-            Outcome::OtherError { .. } => is_of_library && run.ended_by_library,
+            TrialOutcome::OutOfMemory => true,
+            TrialOutcome::OtherError { .. } => is_of_library && run.ended_by_library,
             // Shells pass on a signal as 128 + n.
-            Outcome::ExitCode { exit_code } => {
+            TrialOutcome::ExitCode { exit_code } => {
                 exit_code > 0
                     && exit_code < 128
                     && !run.is_end_unknown
@@ -605,10 +607,10 @@ fn difference(bytes: Bytes, [least, most]: [Bytes; 2]) -> i64 {
     bytes.0 as i64 - nearest.0 as i64
 }
 
-fn outcome(fault: &Fault, first: &Observed, run: &Observed) -> Outcome {
+fn outcome(fault: &Fault, first: &Observed, run: &Observed) -> TrialOutcome {
     let end = match run.ending {
-        Ending::Hang => return Outcome::Hang { ranks: Vec::new() },
-        Ending::By(_)
+        TrialEnd::Hang => return TrialOutcome::Hang { ranks: Vec::new() },
+        TrialEnd::By(_)
             if !attempts::reach(
                 if fault.call.is_some() {
                     &run.calls_of_libraries
@@ -621,34 +623,36 @@ fn outcome(fault: &Fault, first: &Observed, run: &Observed) -> Outcome {
             return run
                 .port_in_use
                 .clone()
-                .map_or(Outcome::NotReached, |error| Outcome::OtherError { error });
+                .map_or(TrialOutcome::NotReached, |error| TrialOutcome::OtherError {
+                    error,
+                });
         }
-        Ending::By(end) => end,
+        TrialEnd::By(end) => end,
     };
     if let Some(hang) = &run.hang {
-        return Outcome::Hang {
+        return TrialOutcome::Hang {
             ranks: hang.lines(),
         };
     }
     match end {
-        End::Signal(signal) => Outcome::Signal { signal },
+        End::Signal(signal) => TrialOutcome::Signal { signal },
         // Nothing retries a call of a library, or a program's own call, so the program did.
         End::Code(_)
             if run.ending == first.ending
                 && (fault.call.is_some() || first.caller == Caller::Program) =>
         {
-            Outcome::Recovered
+            TrialOutcome::Recovered
         }
         End::Code(_) if run.ending == first.ending && has_raised(fault, first, run) => {
-            Outcome::Recovered
+            TrialOutcome::Recovered
         }
-        End::Code(_) if run.ending == first.ending => Outcome::ServedByRetry,
+        End::Code(_) if run.ending == first.ending => TrialOutcome::ServedByRetry,
         End::Code(exit_code) => match &run.error {
-            Some(error) => Outcome::OtherError {
+            Some(error) => TrialOutcome::OtherError {
                 error: error.clone(),
             },
-            None if run.ended_out_of_memory => Outcome::OutOfMemory,
-            None => Outcome::ExitCode { exit_code },
+            None if run.ended_out_of_memory => TrialOutcome::OutOfMemory,
+            None => TrialOutcome::ExitCode { exit_code },
         },
     }
 }

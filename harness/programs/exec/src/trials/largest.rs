@@ -21,8 +21,8 @@ use harness_gpu_settings::attempts::{Attempt, AttemptOutcome};
 use harness_trace::program::{RecordedProgram, Replayed, Scaled};
 use serde::Serialize;
 
-use super::observed::{Ending, Observed};
-use super::runner::First;
+use super::observed::{Observed, TrialEnd};
+use super::runner::FirstRun;
 use super::{Trial, each, replay};
 use crate::doubts::Doubt;
 use crate::torch_record::Caller;
@@ -291,7 +291,7 @@ pub struct Next {
 }
 
 /// Runs a case with a value. Calls may run in parallel. Returns `None` if the user interrupted it.
-pub type RunCase<'a, E> = dyn Fn(&LargestCase, u64) -> Result<Option<First>, E> + Sync + 'a;
+pub type RunCase<'a, E> = dyn Fn(&LargestCase, u64) -> Result<Option<FirstRun>, E> + Sync + 'a;
 
 /// A search. `E` says why the program cannot be run.
 pub struct LargestSearch<'a, E> {
@@ -811,7 +811,7 @@ impl<E: Send> LargestSearch<'_, E> {
                 .map(crate::errors::ErrorFrame::short),
         };
         match run.ending {
-            Ending::By(end) if end.exit_code() == 0 => match &run.unreported {
+            TrialEnd::By(end) if end.exit_code() == 0 => match &run.unreported {
                 Some(unreported) if !self.allow_ooms => Err(format!("is unknown: {unreported}")),
                 _ if run.attempts.is_empty() => Err("allocates no device memory".to_owned()),
                 _ if has_oom && !self.allow_ooms => Ok(too_large()),
@@ -824,12 +824,12 @@ impl<E: Send> LargestSearch<'_, E> {
                     peak_reserved: run.peak_reserved,
                 }),
             },
-            Ending::By(_) if has_oom && (run.ended_out_of_memory || run.error.is_none()) => {
+            TrialEnd::By(_) if has_oom && (run.ended_out_of_memory || run.error.is_none()) => {
                 Ok(too_large())
             }
-            Ending::Hang if has_oom => Ok(too_large()),
-            Ending::By(end) => Err(format!("ends with exit code {}{}", end.exit_code(), last())),
-            Ending::Hang => Err("exceeds its time limit".to_owned()),
+            TrialEnd::Hang if has_oom => Ok(too_large()),
+            TrialEnd::By(end) => Err(format!("ends with exit code {}{}", end.exit_code(), last())),
+            TrialEnd::Hang => Err("exceeds its time limit".to_owned()),
         }
     }
 
@@ -880,7 +880,7 @@ fn has_confirmed(models: &[Model], case: &LargestCase) -> bool {
 fn learn(
     models: &mut Vec<Model>,
     case: &LargestCase,
-    (value, run): (u64, First),
+    (value, run): (u64, FirstRun),
     is_predictable: bool,
 ) {
     let Some(recorded) = run.recorded else { return };

@@ -8,7 +8,7 @@ use harness_gpu_settings::settings::AddressOrder;
 use serde::{Deserialize, Serialize};
 
 use super::part::Part;
-use super::{Program, Trial, observed::Observed};
+use super::{Trial, TrialProgram, observed::Observed};
 use crate::doubts::Doubt;
 
 /// The granularity of memory sizes.
@@ -78,7 +78,10 @@ enum Stop<E> {
 
 /// Searches with each driver's address order. A real GPU has only one. Returns `None` if the user
 /// interrupted.
-pub fn least<E: Send>(program: &Program<'_, E>, search: Search) -> Result<Option<LeastReport>, E> {
+pub fn least<E: Send>(
+    program: &TrialProgram<'_, E>,
+    search: Search,
+) -> Result<Option<LeastReport>, E> {
     let mut orders = vec![program.trial.addresses];
     if program.trial.addresses.is_some() {
         orders.extend(
@@ -142,7 +145,7 @@ pub fn is_enough(first: &Observed, run: &Observed, allow_ooms: bool) -> bool {
 /// if they do not, runs replace the replays. Also returns the number of runs, and the doubts about
 /// them and the first run, with which each is compared.
 fn of_order<E: Send>(
-    program: &Program<'_, E>,
+    program: &TrialProgram<'_, E>,
     search: Search,
     order: Option<AddressOrder>,
     near: Option<&OrderLeast>,
@@ -209,7 +212,7 @@ fn of_order<E: Send>(
 
 /// Bisects. Tries the result of another order first, if it is known.
 fn bisect<T, E>(
-    program: &Program<'_, T>,
+    program: &TrialProgram<'_, T>,
     search: Search,
     near: Option<&OrderLeast>,
     are_enough: impl Fn(&[Bytes]) -> Result<Vec<bool>, E>,

@@ -21,7 +21,7 @@ use crate::torch_record::{Caller, PEAK_ALLOCATED, TorchRecord};
 const LAST_LINES: usize = 10;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Ending {
+pub enum TrialEnd {
     /// By itself.
     By(End),
     /// It exceeded its time limit and was killed.
@@ -30,7 +30,7 @@ pub enum Ending {
 
 #[derive(Clone, Debug, PartialEq)]
 pub struct Observed {
-    pub ending: Ending,
+    pub ending: TrialEnd,
     /// Number of processes that used the GPU.
     pub processes: usize,
     pub caller: Caller,
@@ -119,7 +119,7 @@ impl Machine {
     pub fn read(
         &self,
         run: &Path,
-        (end, ending): (End, Ending),
+        (end, ending): (End, TrialEnd),
         error_output: Option<&Path>,
     ) -> io::Result<(Record, Observed)> {
         let record = Record::read(run, end, self)?;
@@ -139,7 +139,7 @@ impl Observed {
         folder: &Path,
         counters: &Path,
         record: &Record,
-        ending: Ending,
+        ending: TrialEnd,
         error_output: Option<&Path>,
     ) -> io::Result<Self> {
         let processes = &record.processes;

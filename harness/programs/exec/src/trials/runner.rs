@@ -11,7 +11,7 @@ use harness_base::files::slug;
 use harness_trace::program::RecordedProgram;
 
 use super::copies::Copies;
-use super::observed::{Ending, Observed};
+use super::observed::{Observed, TrialEnd};
 use super::{OUTPUTS, Trial, replay};
 use crate::launch::{EndedProgram, Launch, LaunchError, PLACES, Prepared, SNAPSHOT};
 use crate::machine::Machine;
@@ -51,7 +51,7 @@ pub struct Runner<'a> {
 }
 
 /// The first run.
-pub struct First {
+pub struct FirstRun {
     pub observed: Observed,
     pub took: Duration,
     /// Its allocations if they were to be recorded, or why they cannot be replayed.
@@ -68,7 +68,7 @@ impl Runner<'_> {
         trial: &Trial,
         is_output_kept_free: bool,
         is_recorded: bool,
-    ) -> Result<Option<(First, EndedProgram)>, RunnerError> {
+    ) -> Result<Option<(FirstRun, EndedProgram)>, RunnerError> {
         let is_recorded = is_recorded && matches!(self.launch.machine, Machine::Simulated(_));
         let began = Instant::now();
         let stdout = if is_output_kept_free {
@@ -85,7 +85,11 @@ impl Runner<'_> {
     }
 
     /// Runs the program like [`Runner::first`], with output that is not shown.
-    pub fn unseen(&self, trial: &Trial, is_recorded: bool) -> Result<Option<First>, RunnerError> {
+    pub fn unseen(
+        &self,
+        trial: &Trial,
+        is_recorded: bool,
+    ) -> Result<Option<FirstRun>, RunnerError> {
         let is_recorded = is_recorded && matches!(self.launch.machine, Machine::Simulated(_));
         let began = Instant::now();
         let ended = self.observe(trial, None, |prepared| {
@@ -110,13 +114,13 @@ impl Runner<'_> {
         began: Instant,
         (ended, record, observed): (EndedProgram, Record, Observed),
         is_recorded: bool,
-    ) -> (First, EndedProgram) {
+    ) -> (FirstRun, EndedProgram) {
         let memory = trial
             .memory
             .saturating_sub(self.launch.machine.context_overhead());
         let recorded =
             is_recorded.then(|| replay::recorded(&record, &observed, ended.folder(), memory));
-        let first = First {
+        let first = FirstRun {
             observed,
             took: began.elapsed(),
             recorded,
@@ -162,7 +166,7 @@ impl Runner<'_> {
         let folder = ended.folder();
         let error_output = folder.join(OUTPUTS[1]);
         let kept = error_output.is_file();
-        let ending = end.map_or(Ending::Hang, |_| Ending::By(ended.end));
+        let ending = end.map_or(TrialEnd::Hang, |_| TrialEnd::By(ended.end));
         let (record, observed) = machine
             .read(
                 folder,

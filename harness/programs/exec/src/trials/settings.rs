@@ -10,9 +10,9 @@ use harness_gpu_settings::settings::AddressOrder;
 use serde::{Deserialize, Serialize};
 
 use super::least::{self, OrderLeast, Search};
-use super::observed::{Ending, Observed};
+use super::observed::{Observed, TrialEnd};
 use super::part::Part;
-use super::{Program, Trial};
+use super::{Trial, TrialProgram};
 use crate::doubts::Doubt;
 use crate::process::End;
 
@@ -110,15 +110,15 @@ pub struct OtherOrder {
 impl SettingsRow {
     fn new(alloc_conf: &str, run: &Observed) -> Self {
         let (exit_code, signal) = match run.ending {
-            Ending::By(End::Code(code)) => (Some(code), None),
-            Ending::By(End::Signal(signal)) => (None, Some(signal)),
-            Ending::Hang => (None, None),
+            TrialEnd::By(End::Code(code)) => (Some(code), None),
+            TrialEnd::By(End::Signal(signal)) => (None, Some(signal)),
+            TrialEnd::Hang => (None, None),
         };
         Self {
             alloc_conf: alloc_conf.to_owned(),
             exit_code,
             signal,
-            is_hang: run.ending == Ending::Hang,
+            is_hang: run.ending == TrialEnd::Hang,
             ended_out_of_memory: run.ended_out_of_memory,
             peak_reserved: run.peak_reserved.0,
             num_alloc_retries: run.retries,
@@ -191,7 +191,7 @@ pub fn of_shard(settings: &[String], shard: Option<Shard>) -> Vec<String> {
 /// Replays of the first run predict rows. Runs replace rows that replays cannot predict, and
 /// confirm the best row. If they do not confirm it, runs replace all rows.
 pub fn compare<E: Send>(
-    program: &Program<'_, E>,
+    program: &TrialProgram<'_, E>,
     settings: &[String],
     search: Option<Search>,
     orders: &[AddressOrder],
@@ -238,7 +238,7 @@ pub fn compare<E: Send>(
 }
 
 struct Comparison<'a, E> {
-    program: &'a Program<'a, E>,
+    program: &'a TrialProgram<'a, E>,
     settings: &'a [String],
     search: Option<Search>,
     orders: &'a [AddressOrder],
@@ -351,7 +351,7 @@ impl<E: Send> Comparison<'_, E> {
         let Some(search) = wanted else {
             return Ok(true);
         };
-        let of_setting = Program {
+        let of_setting = TrialProgram {
             first: run,
             trial: self.trial(&row.alloc_conf),
             shard: None,

@@ -5,7 +5,7 @@ use harness_base::words::count;
 use harness_explain::causes::{CauseBytes, Explanation};
 use harness_explain::sites::{SiteId, Sites};
 use harness_explain::{state::MomentKind, waits::FreeWait};
-use harness_trace::snapshot::{Action, Event, Frame, PoolId, Snapshot, StackId};
+use harness_trace::snapshot::{Action, Event, Frame, MempoolId, Snapshot, StackId};
 use indexmap::{IndexMap, IndexSet};
 use serde::Serialize;
 use serde_json::{Value, json};
@@ -137,11 +137,11 @@ fn wait(wait: &FreeWait) -> Option<Value> {
 
 /// A memory pool. `page`: bytes of expandable segments that can be released to the driver at a
 /// time.
-fn pool(pool: Option<(PoolKind, PoolId)>, config: &Config) -> Value {
+fn pool(pool: Option<(PoolKind, MempoolId)>, config: &Config) -> Value {
     let name = match pool {
         None => "segments released later".to_owned(),
-        Some((kind, PoolId::DEFAULT)) => format!("{} pool", kind.name()),
-        Some((kind, PoolId(first, second))) => {
+        Some((kind, MempoolId::DEFAULT)) => format!("{} pool", kind.name()),
+        Some((kind, MempoolId(first, second))) => {
             format!("private pool ({first}, {second}), {} blocks", kind.name())
         }
     };
@@ -169,7 +169,7 @@ fn segments(
     lives: &[SegmentLife],
     base: u64,
     streams: &[u64],
-    pools: &[Option<(PoolKind, PoolId)>],
+    pools: &[Option<(PoolKind, MempoolId)>],
 ) -> Value {
     let column = |of: &dyn Fn(&SegmentLife) -> u64| encode(lives.iter().map(of));
     json!({

@@ -11,7 +11,7 @@ use std::collections::{BTreeMap, HashMap};
 use harness_allocator::stats::{BlockState, PoolKind};
 use harness_allocator::units::Bytes;
 use harness_explain::state::{History, Sizes};
-use harness_trace::snapshot::{Action, Block, Event, PoolId, Segment, Snapshot, StackId};
+use harness_trace::snapshot::{Action, Block, Event, MempoolId, Segment, Snapshot, StackId};
 
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Lifetimes {
@@ -48,7 +48,7 @@ pub struct SegmentLife {
     pub size: Bytes,
     pub stream: u64,
     /// Known for segments of the final state only, because events do not name the pool.
-    pub pool: Option<(PoolKind, PoolId)>,
+    pub pool: Option<(PoolKind, MempoolId)>,
     pub expandable: bool,
     pub start: usize,
     pub end: usize,

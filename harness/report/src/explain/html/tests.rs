@@ -6,7 +6,7 @@ use harness_allocator::stats::{BlockState, PoolKind};
 use harness_allocator::units::Bytes;
 use harness_explain::causes::{Options, explain};
 use harness_trace::snapshot::{
-    Action, Block, Event, ExtraId, Frame, PoolId, RecordedSettings, Segment, Snapshot, StackId,
+    Action, Block, Event, ExtraId, Frame, MempoolId, RecordedSettings, Segment, Snapshot, StackId,
 };
 use proptest::prelude::*;
 use serde_json::Value;
@@ -45,7 +45,7 @@ fn segment(address: u64, size: u64, expandable: bool, blocks: Vec<Block>) -> Seg
         stream: 0,
         // Blocks of the large pool exceed the request if the remainder is not split off.
         pool: PoolKind::Small,
-        private_pool: PoolId::DEFAULT,
+        private_pool: MempoolId::DEFAULT,
         expandable,
         stack: StackId::EMPTY,
         blocks,

@@ -23,7 +23,7 @@ use std::path::{Path, PathBuf};
 use harness_allocator::device::DeviceError;
 use harness_language::error::FileError;
 use harness_record::RunRecord;
-use harness_scenario::{Scenario, Settings};
+use harness_scenario::{ParameterSettings, Scenario};
 
 use self::document::{Document, Node};
 pub use self::engine::{Engine, Simulated};
@@ -131,7 +131,7 @@ pub fn reduce(
     engine: &dyn Engine,
     watch: &mut dyn FnMut(&ReductionProgress) -> Flow,
 ) -> Result<Reduced, ReduceError> {
-    let points = Scenario::parse_points(given.source, given.path, &Settings::new())?;
+    let points = Scenario::parse_points(given.source, given.path, &ParameterSettings::new())?;
     let found = find(given, &points, engine)?;
     let steps_before = found.document.steps().len();
     let (point, arm) = (

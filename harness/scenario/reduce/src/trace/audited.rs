@@ -7,7 +7,7 @@ use harness_language::text::exact_size;
 use harness_record::{Invariant, Rule, Verdict, Violation};
 use harness_scenario::{Scenario, Trace, steps::Action};
 
-use super::{Case, ShrinkError};
+use super::{ShrinkError, TraceCase};
 use crate::scenario::Engine;
 
 /// A scenario whose only step replays a trace. OOMs do not fail it.
@@ -17,7 +17,7 @@ pub(super) struct Audited<'a> {
 }
 
 impl<'a> Audited<'a> {
-    pub(super) fn new(case: &Case, engine: &'a dyn Engine) -> Result<Self, ShrinkError> {
+    pub(super) fn new(case: &TraceCase, engine: &'a dyn Engine) -> Result<Self, ShrinkError> {
         let failed = |error: &dyn std::fmt::Display| ShrinkError::Trace(error.to_string());
         let text = format!(
             "about: A trace.\nneeds: {{ memory: {} }}\nsteps: [ replay: {{ id: program, trace: \
@@ -31,7 +31,7 @@ impl<'a> Audited<'a> {
     }
 
     /// The first violated invariant. The trace may only use streams of the original trace.
-    pub(super) fn violated(&self, case: &Case) -> Option<Invariant> {
+    pub(super) fn violated(&self, case: &TraceCase) -> Option<Invariant> {
         let mut scenario = self.scenario.clone();
         scenario.needs.memory = case.memory;
         scenario.allocators = vec![AllocatorSpec::caching(case.config.clone())];

@@ -9,7 +9,7 @@ use harness_record::{Cause, CauseKind, Invariant};
 use harness_trace::execute::{ByHandle, Executor, Kind, OperationOutcome, PassStopped, Target};
 use harness_trace::{snapshot::Snapshot, trace::TraceEvent};
 
-use super::Case;
+use super::TraceCase;
 
 /// Why a trace fails.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -46,11 +46,11 @@ pub(super) enum Early {
 /// Replays a trace with these settings and returns the failed requests. `may_fail` decides by
 /// operation and id.
 pub(super) fn run(
-    case: &Case,
+    case: &TraceCase,
     config: &Config,
     may_fail: &dyn Fn(usize, u64) -> bool,
 ) -> Result<Vec<Refused>, Early> {
-    let Case {
+    let TraceCase {
         ref events, memory, ..
     } = *case;
     let mut device = SimDevice::new(SimConfig::replay(memory));

@@ -25,7 +25,7 @@ use crate::Watch;
 use crate::scenario::{self as scenarios, Engine, Given, ReduceError, Reduced};
 
 #[derive(Clone, Debug, PartialEq)]
-pub struct Case {
+pub struct TraceCase {
     pub events: Vec<TraceEvent>,
     pub config: Config,
     pub memory: Bytes,
@@ -44,7 +44,7 @@ pub enum TraceGoal {
 #[derive(Clone, Debug, PartialEq)]
 pub struct Shrunk {
     /// It ends with the failed request, if there is one.
-    pub case: Case,
+    pub case: TraceCase,
     /// The settings to compare with, if any.
     pub other: Option<Config>,
     pub failure: TraceFailure,
@@ -78,13 +78,17 @@ pub enum ShrinkError {
 ///
 /// If *k* of *n* operations are needed, this takes about *k* · log *n* replays of ever shorter
 /// traces.
-pub fn shrink(case: Case, goal: &TraceGoal, watch: &mut Watch<'_>) -> Result<Shrunk, ShrinkError> {
+pub fn shrink(
+    case: TraceCase,
+    goal: &TraceGoal,
+    watch: &mut Watch<'_>,
+) -> Result<Shrunk, ShrinkError> {
     Ok(Search::of_oom(case, goal, watch)?.finish())
 }
 
 /// Reduces a trace that violates an always-checked invariant when a scenario replays it.
 pub fn shrink_violation(
-    case: Case,
+    case: TraceCase,
     engine: &dyn Engine,
     watch: &mut Watch<'_>,
 ) -> Result<Shrunk, ShrinkError> {

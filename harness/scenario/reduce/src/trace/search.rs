@@ -9,7 +9,7 @@ use harness_record::CauseKind;
 use harness_trace::trace::TraceEvent;
 
 use super::failure::{Early, Refused, TraceFailure, run};
-use super::{Case, ShrinkError, Shrunk, TraceGoal, audited::Audited};
+use super::{ShrinkError, Shrunk, TraceCase, TraceGoal, audited::Audited};
 use crate::delta::{self, Flow, SETTINGS};
 use crate::{ReductionProgress, Watch, scenario::Engine};
 
@@ -29,7 +29,7 @@ pub(super) struct Search<'a, 'w> {
 impl<'a, 'w> Search<'a, 'w> {
     /// Determines how the trace runs out of memory and cuts it off after the failure.
     pub(super) fn of_oom(
-        case: Case,
+        case: TraceCase,
         goal: &TraceGoal,
         watch: &'a mut Watch<'w>,
     ) -> Result<Self, ShrinkError> {
@@ -85,7 +85,7 @@ impl<'a, 'w> Search<'a, 'w> {
 
     /// Determines which invariant a scenario's replay of the trace violates.
     pub(super) fn of_violation(
-        case: Case,
+        case: TraceCase,
         engine: &'a dyn Engine,
         watch: &'a mut Watch<'w>,
     ) -> Result<Self, ShrinkError> {
@@ -376,7 +376,7 @@ impl<'a, 'w> Search<'a, 'w> {
 
 /// Removes operations without effect: peak resets, and uses of dead blocks. Also returns the
 /// original index of each event.
-fn settled(case: Case) -> (Case, Vec<usize>) {
+fn settled(case: TraceCase) -> (TraceCase, Vec<usize>) {
     let mut live = BTreeSet::new();
     let mut does_something = |event: &TraceEvent| match *event {
         TraceEvent::Allocate { id, .. } => live.insert(id),
@@ -391,7 +391,7 @@ fn settled(case: Case) -> (Case, Vec<usize>) {
         .enumerate()
         .filter(|(_, event)| does_something(event));
     let (origins, events) = kept.unzip();
-    (Case { events, ..case }, origins)
+    (TraceCase { events, ..case }, origins)
 }
 
 /// A lower bound of the memory that the trace needs, from its peak of live bytes; and the live

@@ -28,8 +28,8 @@ const fn too_large(exceeds_device: bool) -> TraceFailure {
     }
 }
 
-fn case(text: &str, memory: Bytes) -> Case {
-    Case {
+fn case(text: &str, memory: Bytes) -> TraceCase {
+    TraceCase {
         events: harness_trace::trace::parse(text).expect("a trace"),
         config: Config::default(),
         memory,
@@ -46,7 +46,7 @@ fn text(shrunk: &Shrunk) -> Vec<String> {
 
 /// Blocks of about 3 MiB pin sixteen segments of 60 MiB when 90 MiB are requested. Much else is
 /// irrelevant.
-fn fragmented() -> Case {
+fn fragmented() -> TraceCase {
     const MIB: u64 = 1 << 20;
     let mut text = String::from("p\nm 1\n");
     for number in 0..16_u64 {
@@ -158,7 +158,7 @@ fn the_same_setting_keeps_failing() {
         text(&shrunk)
     );
     assert_eq!(shrunk.other, Some(expandable.clone()));
-    let other_way = Case {
+    let other_way = TraceCase {
         config: expandable,
         ..fragmented()
     };
@@ -178,7 +178,7 @@ fn irrelevant_settings_and_streams_are_removed() {
         max_split_size: Some(Bytes::mib(512)),
         ..Config::default()
     };
-    let mut given = Case {
+    let mut given = TraceCase {
         config,
         ..fragmented()
     };
@@ -337,7 +337,7 @@ impl wrapper::AllocatorWrapper for WrongCounter {
     }
 }
 
-fn violating() -> Case {
+fn violating() -> TraceCase {
     let mut text = String::new();
     for number in 0..20_u64 {
         let [kept, passing] = [number * 2, number * 2 + 1];

@@ -12,13 +12,13 @@ fn a_step_within_its_limit_is_left_alone() {
 fn only_the_step_that_exceeds_its_limit_is_asked_to_stop() {
     let control = Control::default();
     control.enter(Phase::Closing, Duration::ZERO);
-    control.calls(Call::Free);
+    control.calls(BlockingCall::Free);
     assert_eq!(control.watch(), None, "it has some time to stop");
     assert!(control.should_stop() && !control.is_interrupted());
     let overrun = control.overrun().expect("the limit is exceeded");
     assert_eq!(
         (overrun.phase, overrun.call),
-        (Phase::Closing, Some(Call::Free))
+        (Phase::Closing, Some(BlockingCall::Free))
     );
     control.enter(Phase::Closing, Duration::from_secs(3600));
     assert!(!control.should_stop());
@@ -36,7 +36,7 @@ fn an_overrun_names_the_step_and_the_last_call() {
         phase,
         limit,
         taken,
-        call: Some(Call::Free),
+        call: Some(BlockingCall::Free),
     };
     assert_eq!(
         overrun.expected(),

@@ -19,6 +19,15 @@ pub(super) struct Applied {
 }
 
 impl Applied {
+    /// The effect of a policy that only makes another plan, if it can.
+    pub(super) fn replanned(plan: Option<AttemptPlan>) -> Self {
+        Self {
+            did_something: plan.is_some(),
+            plan,
+            ..Self::default()
+        }
+    }
+
     pub(super) fn saying(then: String) -> Self {
         Self {
             did_something: true,

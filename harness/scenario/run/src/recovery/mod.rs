@@ -25,6 +25,22 @@ use harness_scenario::{AttemptPlan, BatchRule, Chain, Policy, PolicyKind, Report
 /// The longest wait, which equals the longest duration that a scenario may contain.
 const LONGEST_WAIT: Nanos = Nanos(3_600 * 1_000_000_000);
 
+/// Releases the cache if that is asked for, and returns the bytes.
+fn emptied(ctx: &mut RunContext, is_asked: bool) -> Result<Bytes, Stop> {
+    if is_asked {
+        ctx.rig.empty_cache()
+    } else {
+        Ok(Bytes::ZERO)
+    }
+}
+
+fn wait(ctx: &mut RunContext, between: &mut Between<'_>, duration: Nanos) -> Result<Applied, Stop> {
+    let duration = duration.min(LONGEST_WAIT);
+    ctx.rig.sleep(duration)?;
+    pause(between, ctx)?;
+    Ok(Applied::saying(format!("wait {duration}")))
+}
+
 #[derive(Debug)]
 pub(crate) struct Recovered<T> {
     pub(crate) answer: Result<T, AllocatorError>,
@@ -385,6 +401,12 @@ impl<'p> Recovery<'p> {
         Ok(None)
     }
 
+    /// The plan with the next smaller batch of `scale_batch`.
+    fn scaled_down(&mut self, plan: &AttemptPlan) -> Option<AttemptPlan> {
+        let batch = self.scale.as_mut().and_then(scale::Scale::failed)?;
+        (batch < plan.batch).then(|| batch::with_batch(plan, batch))
+    }
+
     /// Applies a policy, which was applied `used` times before.
     fn apply(
         &mut self,
@@ -395,11 +417,6 @@ impl<'p> Recovery<'p> {
         used: u32,
         regardless: bool,
     ) -> Result<Applied, Stop> {
-        let with_plan = |next: Option<AttemptPlan>| Applied {
-            did_something: next.is_some(),
-            plan: next,
-            ..Applied::default()
-        };
         Ok(match policy {
             Policy::GiveUp => Applied::default(),
             Policy::EmptyCache { .. } => {
@@ -428,54 +445,35 @@ impl<'p> Recovery<'p> {
             } => {
                 let next = batch::next(*rule, plan, *floor, &self.known);
                 let empties = *empty_cache && (next.is_some() || regardless);
-                let given_back = if empties {
-                    ctx.rig.empty_cache()?
-                } else {
-                    Bytes::ZERO
-                };
                 Applied {
-                    given_back,
-                    ..with_plan(next)
+                    given_back: emptied(ctx, empties)?,
+                    ..Applied::replanned(next)
                 }
             }
             Policy::ScaleBatch { .. } => {
-                let next = self
-                    .scale
-                    .as_mut()
-                    .and_then(scale::Scale::failed)
-                    .filter(|batch| *batch < plan.batch);
-                let given_back = if next.is_some() {
-                    ctx.rig.empty_cache()?
-                } else {
-                    Bytes::ZERO
-                };
+                let next = self.scaled_down(plan);
                 Applied {
-                    given_back,
-                    ..with_plan(next.map(|batch| batch::with_batch(plan, batch)))
+                    given_back: emptied(ctx, next.is_some())?,
+                    ..Applied::replanned(next)
                 }
             }
-            Policy::HalveMicroBatch => with_plan(plans::halve_micro_batch(plan)),
+            Policy::HalveMicroBatch => Applied::replanned(plans::halve_micro_batch(plan)),
             Policy::SplitAndAccumulate { floor } => {
-                with_plan(plans::split_and_accumulate(plan, *floor))
+                Applied::replanned(plans::split_and_accumulate(plan, *floor))
             }
-            Policy::CheckpointMore { most } => with_plan(plans::checkpoint_more(plan, *most)),
-            Policy::HalfPrecision => with_plan(plans::half_precision(plan)),
+            Policy::CheckpointMore { most } => {
+                Applied::replanned(plans::checkpoint_more(plan, *most))
+            }
+            Policy::HalfPrecision => Applied::replanned(plans::half_precision(plan)),
             Policy::SpillToHost { part, memory } => {
-                with_plan(plans::spill_to_host(plan, *part, memory))
+                Applied::replanned(plans::spill_to_host(plan, *part, memory))
             }
             Policy::Evict { buffers } => {
                 applied::evict(ctx, buffers)?.map_or_else(Applied::default, Applied::saying)
             }
             Policy::Wait { first, factor, .. } => {
-                let duration = Nanos(
-                    first
-                        .0
-                        .saturating_mul(u64::from(*factor).saturating_pow(used)),
-                )
-                .min(LONGEST_WAIT);
-                ctx.rig.sleep(duration)?;
-                pause(between, ctx)?;
-                Applied::saying(format!("wait {duration}"))
+                let factor = u64::from(*factor).saturating_pow(used);
+                wait(ctx, between, Nanos(first.0.saturating_mul(factor)))?
             }
         })
     }

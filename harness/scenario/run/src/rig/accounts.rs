@@ -9,7 +9,7 @@ use harness_allocator::stats::{BlockState, MemoryStats, SegmentInfo};
 use harness_allocator::units::{Bytes, Nanos};
 
 use super::{ProgramId, Rig, Stop};
-use crate::control::Call;
+use crate::control::BlockingCall;
 use harness_record::{Accounts, CurvePoint, MemoryFigures};
 
 /// The memory state that a request meets.
@@ -35,7 +35,7 @@ impl Rig {
 
     /// The device's memory. Memory of the scenario's streams counts as context overhead.
     pub fn memory(&mut self) -> Result<DeviceMemory, Stop> {
-        self.control.calls(Call::Memory);
+        self.control.calls(BlockingCall::Memory);
         let memory = self.device.memory()?;
         Ok(DeviceMemory {
             context_overhead: self.start.context_overhead,

@@ -5,7 +5,7 @@ use harness_allocator::device::{EventId, StreamId, faulty::Injector};
 use harness_allocator::units::Bytes;
 
 use super::{Audit, Finding, Rig, Stop};
-use crate::control::Call;
+use crate::control::BlockingCall;
 use harness_base::words::count;
 use harness_record::Invariant;
 
@@ -17,7 +17,7 @@ impl Rig {
             self.wake(None)?;
         }
         self.synchronize()?;
-        self.control.calls(Call::ExternalMemory);
+        self.control.calls(BlockingCall::ExternalMemory);
         self.device.set_external_memory(Bytes::ZERO)?;
         self.in_each_program(Self::release_cache)?;
         if !self.host.is_empty() {
@@ -38,7 +38,7 @@ impl Rig {
     fn release_cache(&mut self) -> Result<(), Stop> {
         self.release_private_pools()?;
         self.set_memory_fraction(MemoryFraction::ALL);
-        self.control.calls(Call::EmptyCache);
+        self.control.calls(BlockingCall::EmptyCache);
         let (program, device) = self.program_on_device();
         program.allocator.empty_cache(device)?;
         let reserved = self.stats().reserved_bytes.all.current;
@@ -65,7 +65,7 @@ impl Rig {
     /// Allocates all free memory in one request, in whole reserve units.
     fn check_whole_limit_fits(&mut self) -> Result<(), Stop> {
         let free = self.device.free_memory()?;
-        self.control.calls(Call::Allocate);
+        self.control.calls(BlockingCall::Allocate);
         let (program, device) = self.program_on_device();
         let whole = program.allocator.largest_request(device, free);
         // Another process may take memory in the meantime.
@@ -86,7 +86,7 @@ impl Rig {
                 );
             }
         }
-        self.control.calls(Call::EmptyCache);
+        self.control.calls(BlockingCall::EmptyCache);
         let (program, device) = self.program_on_device();
         Ok(program.allocator.empty_cache(device)?)
     }
@@ -96,9 +96,9 @@ impl Rig {
     pub fn close(mut self, streams: Vec<StreamId>, events: Vec<EventId>) -> Result<(), Stop> {
         // The end of the run may already have made the same calls.
         self.faults.iter().for_each(Injector::state_changed);
-        self.control.calls(Call::Synchronize);
+        self.control.calls(BlockingCall::Synchronize);
         self.device.synchronize()?;
-        self.control.calls(Call::ExternalMemory);
+        self.control.calls(BlockingCall::ExternalMemory);
         self.device.set_external_memory(Bytes::ZERO)?;
         self.programs
             .iter_mut()

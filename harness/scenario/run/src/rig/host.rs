@@ -4,7 +4,7 @@ use harness_allocator::device::{DeviceError, HostId, HostMemory, StreamId, Tag};
 use harness_allocator::units::Bytes;
 
 use super::{Buffer, Rig, Stop};
-use crate::control::Call;
+use crate::control::BlockingCall;
 
 #[derive(Debug)]
 #[must_use = "free host memory with `Rig::host_free`"]
@@ -37,7 +37,7 @@ impl Rig {
         if self.is_interrupted() {
             return Err(Stop::Interrupted);
         }
-        self.control.calls(Call::Host);
+        self.control.calls(BlockingCall::Host);
         let id = match size {
             Bytes::ZERO => None,
             _ => match self.device.host_alloc(size, memory) {
@@ -57,7 +57,7 @@ impl Rig {
 
     pub fn host_free(&mut self, buffer: HostBuffer) -> Result<(), Stop> {
         let Some(id) = buffer.id else { return Ok(()) };
-        self.control.calls(Call::Host);
+        self.control.calls(BlockingCall::Host);
         self.device.host_free(id)?;
         self.host.remove(&id);
         Ok(())
@@ -71,7 +71,7 @@ impl Rig {
         stream: StreamId,
     ) -> Result<(), Stop> {
         if let (Some(id), false) = (to.id, from.allocation.is_null()) {
-            self.control.calls(Call::Copy);
+            self.control.calls(BlockingCall::Copy);
             self.device.copy_to_host(stream, from.range(), id)?;
         }
         to.content = from.content.map(|(tag, _)| tag);
@@ -88,7 +88,7 @@ impl Rig {
         if let (Some(id), false) = (from.id, to.allocation.is_null()) {
             // After a failed copy, the contents are unknown.
             to.content = None;
-            self.control.calls(Call::Copy);
+            self.control.calls(BlockingCall::Copy);
             self.device.copy_to_device(stream, id, to.range())?;
         }
         to.content = from.content.map(|tag| (tag, stream));

@@ -3,13 +3,13 @@ use harness_allocator::device::{StreamId, Tag, TestDevice, faulty::Injector};
 use harness_allocator::units::{Bytes, Nanos};
 
 use super::{Audit, Buffer, ProgramId, Rig, Stop, program::Program};
-use crate::control::Call;
+use crate::control::BlockingCall;
 
 impl Rig {
     /// Runs an operation of the current program, and returns its duration in a timed run.
     fn operate<T>(
         &mut self,
-        call: Call,
+        call: BlockingCall,
         act: impl FnOnce(&mut Program, &mut dyn TestDevice) -> T,
     ) -> Result<(T, Nanos), Stop> {
         self.begin_operation()?;
@@ -34,7 +34,7 @@ impl Rig {
             return Err(Stop::Interrupted);
         }
         let faults = self.faults.clone();
-        let (answer, duration) = self.operate(Call::Allocate, |program, device| {
+        let (answer, duration) = self.operate(BlockingCall::Allocate, |program, device| {
             faults
                 .iter()
                 .for_each(|faults| faults.set_request(Some(request)));
@@ -89,7 +89,7 @@ impl Rig {
                 .iter()
                 .any(|stream| self.queued.working.contains(stream))
         {
-            self.control.calls(Call::Verify);
+            self.control.calls(BlockingCall::Verify);
             self.without_faults(|rig| rig.device.verify(buffer.stream(), buffer.range(), tag))?;
         }
         Ok(())
@@ -98,7 +98,7 @@ impl Rig {
     fn free_here(&mut self, buffer: Buffer) -> Result<(), Stop> {
         self.verify_at_rest(&buffer)?;
         let address = buffer.allocation.ptr();
-        let (freed, duration) = self.operate(Call::Free, |program, device| {
+        let (freed, duration) = self.operate(BlockingCall::Free, |program, device| {
             program.allocator.free(device, buffer.allocation)
         })?;
         if let Err(error) = freed {
@@ -125,7 +125,7 @@ impl Rig {
         let tag = Tag(self.tags.wrapping_mul(0x9e37_79b9_7f4a_7c15));
         // After a failed fill, the contents are unknown.
         buffer.content = None;
-        self.control.calls(Call::Fill);
+        self.control.calls(BlockingCall::Fill);
         self.begin_launch();
         self.device.fill(stream, buffer.range(), tag)?;
         buffer.content = Some((tag, stream));
@@ -137,7 +137,7 @@ impl Rig {
         let Some((tag, _)) = buffer.content else {
             return Ok(());
         };
-        self.control.calls(Call::Verify);
+        self.control.calls(BlockingCall::Verify);
         self.begin_launch();
         self.device.verify(stream, buffer.range(), tag)?;
         self.stream_is_done(stream)
@@ -148,7 +148,7 @@ impl Rig {
         let Some((tag, _)) = buffer.content else {
             return Ok(());
         };
-        self.control.calls(Call::Verify);
+        self.control.calls(BlockingCall::Verify);
         self.begin_launch();
         self.device.verify_later(stream, buffer.range(), tag)?;
         self.queued.reading.insert(stream);
@@ -166,7 +166,7 @@ impl Rig {
 
     pub fn empty_cache(&mut self) -> Result<Bytes, Stop> {
         let before = self.stats().reserved_bytes.all.current;
-        let (emptied, duration) = self.operate(Call::EmptyCache, |program, device| {
+        let (emptied, duration) = self.operate(BlockingCall::EmptyCache, |program, device| {
             program.allocator.empty_cache(device)
         })?;
         emptied?;
@@ -196,7 +196,7 @@ impl Rig {
 
     /// Sets the memory used by simulated other processes, and returns the amount they could get.
     pub fn set_external_memory(&mut self, held: Bytes) -> Result<Bytes, Stop> {
-        self.control.calls(Call::ExternalMemory);
+        self.control.calls(BlockingCall::ExternalMemory);
         self.faults.iter().for_each(Injector::state_changed);
         let held = self.device.set_external_memory(held)?;
         if !self.is_timed() {

@@ -56,7 +56,7 @@ use self::{
     audit::AuditResult, checking::Checking, curve::Curve, names::Names, program::Program,
     streams::Queued, times::Times,
 };
-use crate::control::{Call, Control};
+use crate::control::{BlockingCall, Control};
 use crate::timeline::Tracer;
 use harness_record::{Accounts, Invariant, Rule};
 use harness_scenario::ProcessName;
@@ -262,7 +262,7 @@ impl Rig {
 
     /// Starts the scenario after its streams were created.
     pub fn begin_scenario(&mut self) -> Result<(), Stop> {
-        self.control.calls(Call::Memory);
+        self.control.calls(BlockingCall::Memory);
         let memory = self.device.memory()?;
         self.start = DeviceMemory {
             context_overhead: memory.used.saturating_sub(memory.processes),

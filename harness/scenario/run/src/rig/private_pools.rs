@@ -4,7 +4,7 @@ use harness_allocator::allocator::{PrivatePoolError, PrivatePoolId, PrivatePools
 use harness_allocator::device::faulty::Injector;
 
 use super::{Audit, Rig, Stop};
-use crate::control::Call;
+use crate::control::BlockingCall;
 
 /// Why an operation on a private pool had no effect.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -52,7 +52,7 @@ impl Rig {
         self.begin_operation()?;
         self.faults.iter().for_each(Injector::state_changed);
         self.record_time();
-        self.control.calls(Call::EmptyCache);
+        self.control.calls(BlockingCall::EmptyCache);
         let (program, device) = self.program_on_device();
         let name = program.allocator.name();
         let Some(pools) = program.allocator.private_pools() else {

@@ -4,7 +4,7 @@ use harness_allocator::device::{EventId, StreamId};
 use harness_allocator::units::Nanos;
 
 use super::{Rig, Stop};
-use crate::control::Call;
+use crate::control::BlockingCall;
 
 /// Queued work that the host has not waited for, as far as the rig needs it.
 #[derive(Debug, Default)]
@@ -20,7 +20,7 @@ pub(super) struct Queued {
 impl Rig {
     pub fn work(&mut self, stream: StreamId, duration: Nanos) -> Result<(), Stop> {
         self.queued.working.insert(stream);
-        self.control.calls(Call::Work);
+        self.control.calls(BlockingCall::Work);
         self.begin_launch();
         Ok(self.device.busy(stream, duration)?)
     }
@@ -52,7 +52,7 @@ impl Rig {
             true => drop(behind_work.insert(event, stream)),
             false => drop(behind_work.remove(&event)),
         }
-        self.control.calls(Call::Event);
+        self.control.calls(BlockingCall::Event);
         Ok(self.device.record_event(event, stream)?)
     }
 
@@ -68,24 +68,24 @@ impl Rig {
         {
             working.insert(stream);
         }
-        self.control.calls(Call::Event);
+        self.control.calls(BlockingCall::Event);
         Ok(self.device.wait_event(stream, event)?)
     }
 
     pub fn synchronize_event(&mut self, event: EventId) -> Result<(), Stop> {
-        self.control.calls(Call::Synchronize);
+        self.control.calls(BlockingCall::Synchronize);
         Ok(self.device.synchronize_event(event)?)
     }
 
     /// Waits for a stream and compares what was read on it.
     pub fn synchronize_stream(&mut self, stream: StreamId) -> Result<(), Stop> {
-        self.control.calls(Call::Synchronize);
+        self.control.calls(BlockingCall::Synchronize);
         self.device.synchronize_stream(stream)?;
         self.stream_is_done(stream)
     }
 
     pub fn synchronize(&mut self) -> Result<(), Stop> {
-        self.control.calls(Call::Synchronize);
+        self.control.calls(BlockingCall::Synchronize);
         self.device.synchronize()?;
         self.queued.working.clear();
         let reading = std::mem::take(&mut self.queued.reading);
@@ -105,7 +105,7 @@ impl Rig {
     }
 
     fn compare_reads(&mut self, stream: StreamId) -> Result<(), Stop> {
-        self.control.calls(Call::Verify);
+        self.control.calls(BlockingCall::Verify);
         Ok(self.device.finish_verifications(stream)?)
     }
 }

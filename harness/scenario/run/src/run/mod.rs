@@ -218,13 +218,7 @@ impl<'a, 'o> Run<'a, 'o> {
         }
         let device = match &faults {
             None => device,
-            Some(faults) => {
-                let control = Arc::clone(&observer.control);
-                faults.main().abandon_waits_when(move || {
-                    control.should_stop() || control.overrun().is_some()
-                });
-                Box::new(Faulty::new(device, faults.main().clone()))
-            }
+            Some(faults) => with_faults(device, faults, &observer.control),
         };
         let recorder = observer.record.is_some().then(|| {
             Recorder::new(
@@ -246,67 +240,72 @@ impl<'a, 'o> Run<'a, 'o> {
             tracer,
         };
         let rig = Rig::new(device, allocator, &options)?;
-        let mut runner = Runner {
-            request,
-            checks,
-            observer,
-            steps: if counts_steps {
-                Steps::counted()
-            } else {
-                Steps::new()
-            },
-            times: Steps::new(),
-            number: 0,
-            operations: 0,
-            watches: Vec::new(),
-            awaited: Vec::new(),
-            violations: Vec::new(),
-            contention: None,
-            interrupted: false,
-            faults: faults.clone(),
-            ended_by: None,
+        let steps = if counts_steps {
+            Steps::counted()
+        } else {
+            Steps::new()
         };
+        let runner = Runner::new(request, checks, observer, steps, faults.clone());
         let mut ctx = RunContext::new(rig, request.scenario, request.allocator, request.seed)
             .map_err(device_error)?;
         ctx.processes = Processes::new(group, faults);
-        let completed = runner
-            .run_all(&mut ctx, &request.scenario.steps)
-            .is_continue();
-        if completed {
-            record.figures = claim::figures(&mut ctx, &request.scenario.figures);
-        }
-        let (figures, unused_at_peak) = (
-            std::mem::take(&mut ctx.values.figures),
-            ctx.rig.unused_at_peak(),
-        );
-        (record.stats, record.calls) = (ctx.rig.stats_of(ProgramId::FIRST), ctx.rig.calls());
-        (record.timings, record.curve) = (ctx.rig.take_timings(), ctx.rig.take_curve());
-        record.processes = ctx.figures_of_processes(request.scenario);
-        let ooms = record.stats.num_ooms + ctx.processes.ooms;
-        runner
-            .observer
-            .control
-            .enter(Phase::Closing, DEFAULT_TIME_LIMIT);
-        if let Some(receive) = &mut runner.observer.record
-            && let Some(snapshot) = ctx.rig.recorded(
-                &request.scenario.name,
-                &ctx.setup.arm,
-                request.allocator.is_pytorch(),
-            )
-        {
-            receive(snapshot);
-        }
-        runner.finish(ctx, completed);
-        record.verdict = runner.verdict();
-        let times = runner.times.into_parts().0.into_iter().collect();
-        (record.steps, record.unrecorded_steps) = runner.steps.into_parts();
-        Ok(RunResult {
-            record,
-            times,
-            ooms,
-            unused_at_peak,
-            figures,
-        })
+        Ok(completed(runner, ctx, record))
+    }
+}
+
+/// Injects failures into calls of the device.
+fn with_faults(
+    device: Box<dyn TestDevice>,
+    faults: &Faults,
+    control: &Arc<Control>,
+) -> Box<dyn TestDevice> {
+    let control = Arc::clone(control);
+    faults
+        .main()
+        .abandon_waits_when(move || control.should_stop() || control.overrun().is_some());
+    Box::new(Faulty::new(device, faults.main().clone()))
+}
+
+/// Runs all steps, releases everything, and completes the record.
+fn completed(mut runner: Runner<'_, '_>, mut ctx: RunContext, mut record: RunRecord) -> RunResult {
+    let request = runner.request;
+    let completed = runner
+        .run_all(&mut ctx, &request.scenario.steps)
+        .is_continue();
+    if completed {
+        record.figures = claim::figures(&mut ctx, &request.scenario.figures);
+    }
+    let (figures, unused_at_peak) = (
+        std::mem::take(&mut ctx.values.figures),
+        ctx.rig.unused_at_peak(),
+    );
+    (record.stats, record.calls) = (ctx.rig.stats_of(ProgramId::FIRST), ctx.rig.calls());
+    (record.timings, record.curve) = (ctx.rig.take_timings(), ctx.rig.take_curve());
+    record.processes = ctx.figures_of_processes(request.scenario);
+    let ooms = record.stats.num_ooms + ctx.processes.ooms;
+    runner
+        .observer
+        .control
+        .enter(Phase::Closing, DEFAULT_TIME_LIMIT);
+    if let Some(receive) = &mut runner.observer.record
+        && let Some(snapshot) = ctx.rig.recorded(
+            &request.scenario.name,
+            &ctx.setup.arm,
+            request.allocator.is_pytorch(),
+        )
+    {
+        receive(snapshot);
+    }
+    runner.finish(ctx, completed);
+    record.verdict = runner.verdict();
+    let times = runner.times.into_parts().0.into_iter().collect();
+    (record.steps, record.unrecorded_steps) = runner.steps.into_parts();
+    RunResult {
+        record,
+        times,
+        ooms,
+        unused_at_peak,
+        figures,
     }
 }
 

@@ -96,6 +96,33 @@ fn described(step: &Step, iteration: Option<&str>) -> String {
     )
 }
 
+impl<'a, 'o> Runner<'a, 'o> {
+    pub(super) fn new(
+        request: &'a RunRequest<'a>,
+        checks: Checks,
+        observer: RunObserver<'o>,
+        steps: Steps<StepRecord>,
+        faults: Option<Faults>,
+    ) -> Self {
+        Self {
+            request,
+            checks,
+            observer,
+            steps,
+            times: Steps::new(),
+            number: 0,
+            operations: 0,
+            watches: Vec::new(),
+            awaited: Vec::new(),
+            violations: Vec::new(),
+            contention: None,
+            interrupted: false,
+            faults,
+            ended_by: None,
+        }
+    }
+}
+
 impl Runner<'_, '_> {
     /// Runs all steps, or stops early if the run cannot continue.
     pub(super) fn run_all(&mut self, ctx: &mut RunContext, steps: &[Step]) -> Flow {
@@ -336,14 +363,8 @@ impl Runner<'_, '_> {
         })
     }
 
-    /// Runs `act` as a numbered step, with a time limit, checks and a record.
-    fn run_as_step(
-        &mut self,
-        ctx: &mut RunContext,
-        step: &Step,
-        iteration: Option<String>,
-        act: impl FnOnce(&mut Self, &mut RunContext) -> Result<StepResult, Stop>,
-    ) -> ControlFlow<(), Outcome> {
+    /// Begins a step and returns its number.
+    fn begin(&mut self, ctx: &mut RunContext, step: &Step, iteration: Option<&str>) -> u32 {
         self.number += 1;
         let number = self.number;
         let limit = step
@@ -358,11 +379,13 @@ impl Runner<'_, '_> {
             limit,
         );
         ctx.rig.begin_step(number);
-        ctx.rig
-            .describe_step(|| described(step, iteration.as_deref()));
-        let seen = self.violations.len();
-        let done = act(self, ctx).and_then(|result| self.check_health(ctx).map(|()| result));
-        let mut result = match done {
+        ctx.rig.describe_step(|| described(step, iteration));
+        number
+    }
+
+    /// Notes unmet expectations, or why the step failed.
+    fn acted(&mut self, done: Result<StepResult, Stop>, step: &Step) -> Option<StepResult> {
+        match done {
             Ok(mut result) => {
                 for unmet in std::mem::take(&mut result.unmet) {
                     self.unmet(unmet, &mut result.notes);
@@ -373,7 +396,21 @@ impl Runner<'_, '_> {
                 self.stop(stop, Some(step));
                 None
             }
-        };
+        }
+    }
+
+    /// Runs `act` as a numbered step, with a time limit, checks and a record.
+    fn run_as_step(
+        &mut self,
+        ctx: &mut RunContext,
+        step: &Step,
+        iteration: Option<String>,
+        act: impl FnOnce(&mut Self, &mut RunContext) -> Result<StepResult, Stop>,
+    ) -> ControlFlow<(), Outcome> {
+        let number = self.begin(ctx, step, iteration.as_deref());
+        let seen = self.violations.len();
+        let done = act(self, ctx).and_then(|result| self.check_health(ctx).map(|()| result));
+        let mut result = self.acted(done, step);
         let ended = match (ctx.rig.end_step(result.is_none()), &result) {
             (Ok(ended), _) => Some(ended),
             // The failed step has already explained why; audit findings would hide that.

@@ -293,6 +293,43 @@ impl Plan {
         Ok(record)
     }
 
+    /// Runs one arm with all checks, or returns the record of why it could not run.
+    fn checked(
+        &self,
+        arm: &ArmRun<'_>,
+        request: &RunRequest<'_>,
+        source: &DeviceSource,
+        observer: RunObserver<'_>,
+    ) -> Result<Result<RunResult, RunRecord>, DeviceError> {
+        let scenario = request.scenario;
+        let group = ProcessGroup::of(
+            scenario,
+            arm.allocator,
+            (request.seed, self.audit),
+            source,
+            StartedBy::Exec,
+        )?;
+        let device = match open(source, scenario, arm.allocator, group.as_ref())? {
+            Ok(device) => device,
+            Err((info, kind, reason)) => {
+                let skipped = Verdict::Skipped { reason, kind };
+                return Ok(Err(self.not_run(arm, source, info, skipped)));
+            }
+        };
+        let run = Run::new(request, device).observed(observer);
+        match run.with_processes(group).checked_with_figures() {
+            // If an injected fault prevents the start, the run has failed; the device is not lost.
+            Err(error) if !scenario.faults.is_empty() => {
+                let info = source.open()?.info().clone();
+                let expected =
+                    "the device to create streams and report its memory before the first step";
+                let failed = device_failed(expected, &error);
+                Ok(Err(self.not_run(arm, source, info, failed)))
+            }
+            observed => observed.map(Ok),
+        }
+    }
+
     /// Runs one arm twice on fresh devices: with all checks and, if it passes, for its times.
     fn observe_arm(
         &self,
@@ -312,44 +349,14 @@ impl Plan {
         // The receiver is gone if the session was aborted.
         let mut send = recordings.map(|recordings| |snapshot| drop(recordings.send(snapshot)));
         let record = send.as_mut().map(|send| send as &mut dyn FnMut(Snapshot));
-        let group = ProcessGroup::of(
-            scenario,
-            arm.allocator,
-            (request.seed, self.audit),
-            source,
-            StartedBy::Exec,
-        )?;
+        let observer = arm.observer(control, Some(emit), record);
         let RunResult {
             mut record,
             mut figures,
             ..
-        } = match open(source, scenario, arm.allocator, group.as_ref())? {
-            Ok(device) => {
-                match Run::new(&request, device)
-                    .observed(arm.observer(control, Some(emit), record))
-                    .with_processes(group)
-                    .checked_with_figures()
-                {
-                    // If an injected fault prevents the start, the run has failed; the device is
-                    // not lost.
-                    Err(error) if !scenario.faults.is_empty() => {
-                        let info = source.open()?.info().clone();
-                        let expected = "the device to create streams and report its memory before \
-                             the first step";
-                        return Ok((
-                            self.not_run(arm, source, info, device_failed(expected, &error)),
-                            Figures::new(),
-                        ));
-                    }
-                    observed => observed?,
-                }
-            }
-            Err((info, kind, reason)) => {
-                return Ok((
-                    self.not_run(arm, source, info, Verdict::Skipped { reason, kind }),
-                    Figures::new(),
-                ));
-            }
+        } = match self.checked(arm, &request, source, observer)? {
+            Ok(result) => result,
+            Err(record) => return Ok((record, Figures::new())),
         };
         // Another run on a fresh device, if one can still be opened.
         let again = || -> Result<Option<Run<'_, '_>>, DeviceError> {

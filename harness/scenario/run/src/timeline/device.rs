@@ -6,7 +6,7 @@ use harness_allocator::device::{
     PoolMemory, PooledDevice, StreamId, Tag, TestDevice,
 };
 use harness_allocator::units::{Bytes, Nanos};
-use harness_record::timeline::{Entry, Track};
+use harness_record::timeline::{TimelineEntry, Track};
 
 use super::Tracer;
 
@@ -61,7 +61,7 @@ impl TracedDevice {
         let answer = call(&mut *self.inner);
         let duration = self.inner_mut().now().saturating_sub(start);
         let failure = answer.as_ref().err().map(ToString::to_string);
-        self.tracer.push(Entry::Span {
+        self.tracer.push(TimelineEntry::Span {
             track: Track::Calls,
             name: name.to_owned(),
             start,
@@ -121,7 +121,7 @@ impl TracedDevice {
             let (origin, opened) = self.origin;
             let began = self.inner_mut().elapsed(origin, start)?;
             let duration = self.inner_mut().elapsed(start, end)?;
-            self.tracer.push(Entry::Span {
+            self.tracer.push(TimelineEntry::Span {
                 track: Track::Stream(stream),
                 name: name.to_owned(),
                 start: opened + began,

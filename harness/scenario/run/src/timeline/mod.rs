@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use harness_allocator::units::{Bytes, Nanos};
 use harness_allocator::{device::StreamId, stats::MemoryStats};
-use harness_record::timeline::{Entry, Timeline, Track};
+use harness_record::timeline::{Timeline, TimelineEntry, Track};
 
 pub use device::TracedDevice;
 
@@ -39,7 +39,7 @@ impl Tracer {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn push(&self, entry: Entry) {
+    fn push(&self, entry: TimelineEntry) {
         self.state().timeline.push(entry);
     }
 
@@ -57,7 +57,7 @@ impl Tracer {
     pub fn end_step(&self, now: Nanos) {
         let mut state = self.state();
         if let Some((name, start)) = state.open.pop() {
-            let span = Entry::Span {
+            let span = TimelineEntry::Span {
                 track: Track::Steps,
                 name,
                 start,
@@ -79,7 +79,7 @@ impl Tracer {
         let mut state = self.state();
         if state.last.replace(values) != Some(values) {
             let [allocated, active, reserved] = values.map(Bytes);
-            state.timeline.push(Entry::Memory {
+            state.timeline.push(TimelineEntry::Memory {
                 at: now,
                 allocated,
                 active,
@@ -89,7 +89,7 @@ impl Tracer {
     }
 
     pub fn refused(&self, size: Bytes, now: Nanos) {
-        self.push(Entry::Refused { at: now, size });
+        self.push(TimelineEntry::Refused { at: now, size });
     }
 
     /// The timeline so far, without unfinished steps.

@@ -15,7 +15,7 @@ use harness_exec::record::{Process, Record};
 use harness_exec::setup::{Setup, SetupError, with_python};
 use harness_exec::torch_record::{PEAK_ALLOCATED, TorchRecord};
 use harness_exec::trials::faults;
-use harness_exec::trials::observed::{Ending, Observed};
+use harness_exec::trials::observed::{Observed, TrialEnd};
 use harness_exec::{hang::Hang, machine::Machine};
 use harness_gpu_settings::{limits::Limits, settings::Settings};
 use harness_record::{MemoryFigures, Outcome, ProcessFigures};
@@ -170,7 +170,7 @@ pub(crate) fn run(
         .map_err(|error| stop(&error))?;
     let ending = (
         ended.end,
-        end.map_or(Ending::Hang, |_| Ending::By(ended.end)),
+        end.map_or(TrialEnd::Hang, |_| TrialEnd::By(ended.end)),
     );
     let (record, observed) = machine
         .read(
@@ -313,29 +313,27 @@ fn result(
     again: String,
 ) -> StepResult {
     let is_as_expected = match (expected, observed.ending) {
-        (ProgramEnd::Any, Ending::By(_)) => true,
-        (ProgramEnd::Code(code), Ending::By(end)) => end == End::Code(code),
-        (ProgramEnd::Oom, Ending::By(end)) => end.exit_code() != 0 && observed.ended_out_of_memory,
-        (_, Ending::Hang) => false,
+        (ProgramEnd::Any, TrialEnd::By(_)) => true,
+        (ProgramEnd::Code(code), TrialEnd::By(end)) => end == End::Code(code),
+        (ProgramEnd::Oom, TrialEnd::By(end)) => {
+            end.exit_code() != 0 && observed.ended_out_of_memory
+        }
+        (_, TrialEnd::Hang) => false,
     };
     let mut unmet = Vec::new();
     if !is_as_expected {
         let expected = match observed.ending {
-            Ending::Hang => format!(
+            TrialEnd::Hang => format!(
                 "the program to end in {}",
                 Nanos(u64::try_from(limit.as_nanos()).unwrap_or(u64::MAX))
             ),
-            Ending::By(_) => format!("the program {expected}"),
+            TrialEnd::By(_) => format!("the program {expected}"),
         };
         unmet.push(Unmet::at(step, expected, seen(record, observed)));
     }
     unmet.extend(missed.map(|fault| {
-        let expected = format!("`{fault}` to be reached");
-        Unmet::at(
-            step,
-            expected,
-            "the program made too few allocation attempts",
-        )
+        let seen = "the program made too few allocation attempts";
+        Unmet::at(step, format!("`{fault}` to be reached"), seen)
     }));
     let outcome = match observed.ended_out_of_memory {
         true => Outcome::OutOfMemory,
@@ -438,9 +436,9 @@ fn figures_of_process(process: &Process) -> MemoryFigures {
 
 fn seen(record: &Record, observed: &Observed) -> String {
     let end = match (observed.ending, record.signal) {
-        (Ending::Hang, _) => return "it continued and was killed".to_owned(),
-        (Ending::By(_), Some(signal)) => format!("signal {signal} ended it"),
-        (Ending::By(_), None) => format!("exit code {}", record.exit_code),
+        (TrialEnd::Hang, _) => return "it continued and was killed".to_owned(),
+        (TrialEnd::By(_), Some(signal)) => format!("signal {signal} ended it"),
+        (TrialEnd::By(_), None) => format!("exit code {}", record.exit_code),
     };
     let oom = if observed.ended_out_of_memory {
         ", by an out of memory error"

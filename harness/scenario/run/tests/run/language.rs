@@ -8,10 +8,10 @@ use harness_devices::DeviceSource;
 use harness_record::{Outcome, Records, Rule, RunRecord, SkipKind, Verdict};
 use harness_report::text::step_table;
 use harness_run::session::{ArmRun, Plan, Selection};
-use harness_scenario::{Scenario, Settings};
+use harness_scenario::{ParameterSettings, Scenario};
 
 fn scenarios(text: &str) -> Vec<Scenario> {
-    Scenario::parse_points(text, Path::new("test.yaml"), &Settings::new())
+    Scenario::parse_points(text, Path::new("test.yaml"), &ParameterSettings::new())
         .unwrap_or_else(|error| panic!("{error}\n{text}"))
 }
 

@@ -4,7 +4,7 @@
 
 use std::path::{Path, PathBuf};
 
-use harness_scenario::{Scenario, Settings, StepKind, example, reference, schema};
+use harness_scenario::{ParameterSettings, Scenario, StepKind, example, reference, schema};
 
 use crate::blocks::{as_scenario, yaml_blocks};
 
@@ -51,7 +51,7 @@ fn fresh(path: &Path, expected: &str) {
 #[test]
 fn every_scenario_of_the_catalogue_checks() {
     for path in catalogue() {
-        if let Err(error) = Scenario::load_points(&path, &Settings::new()) {
+        if let Err(error) = Scenario::load_points(&path, &ParameterSettings::new()) {
             panic!("{:?}", miette::Report::new(error));
         }
     }
@@ -72,9 +72,11 @@ fn every_yaml_block_of_the_book_checks() {
         );
         for block in blocks {
             let source = as_scenario(block);
-            if let Err(error) =
-                Scenario::parse_points(&source, &scenarios().join("example.yaml"), &Settings::new())
-            {
+            if let Err(error) = Scenario::parse_points(
+                &source,
+                &scenarios().join("example.yaml"),
+                &ParameterSettings::new(),
+            ) {
                 panic!("{page}: {:?}", miette::Report::new(error));
             }
         }

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use harness_allocator::stats::{BlockState, PoolKind};
 use harness_allocator::{allocator::caching::Config, device::DeviceMemory, units::Bytes};
 use harness_record::{Accounts, FailedRequest, Pieces, StreamPool, UnlistedSegments};
-use harness_trace::snapshot::{Action, Event, PoolId, Segment};
+use harness_trace::snapshot::{Action, Event, MempoolId, Segment};
 
 use super::ExplainError;
 use crate::byte_cause::{ByteCause, CauseBytes, SiteBytes};
@@ -56,7 +56,7 @@ impl View<'_> {
     /// its stream that used one. If all segments of a stream are in one private pool, as during the
     /// capture of a CUDA graph, requests on that stream probably use the same pool. A capture
     /// cannot use the default stream.
-    fn likely_pool(&self, request: usize, stream: u64) -> PoolId {
+    fn likely_pool(&self, request: usize, stream: u64) -> MempoolId {
         let of_stream = || {
             self.state
                 .segments
@@ -135,7 +135,7 @@ impl View<'_> {
             let of_pytorch = request.filter(|_| !self.is_foreign);
             let closed_to_request = of_pytorch.and_then(|request| pool_mismatch(segment, request));
             let without_request = || match segment.private_pool {
-                PoolId::DEFAULT => idle
+                MempoolId::DEFAULT => idle
                     .iter()
                     .any(|idle| idle.stream == segment.stream)
                     .then_some(ByteCause::OtherStream),

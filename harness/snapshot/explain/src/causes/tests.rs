@@ -1,7 +1,7 @@
 mod examples;
 
 use harness_allocator::stats::PoolKind;
-use harness_trace::snapshot::{PoolId, Segment};
+use harness_trace::snapshot::{MempoolId, Segment};
 
 use self::examples::{Example, MIB};
 use super::*;
@@ -36,7 +36,7 @@ fn each_byte_counts_once_for_its_first_cause() {
     example.segment(&[('a', MIB, 43), ('.', MIB, 0)]);
     example.segment(&[('p', 20 * MIB, 44), ('a', 20 * MIB, 41)]);
     example.segment(&[('.', 60 * MIB, 0)]).stream = 7;
-    example.segment(&[('.', 80 * MIB, 0)]).private_pool = PoolId(0, 1);
+    example.segment(&[('.', 80 * MIB, 0)]).private_pool = MempoolId(0, 1);
     example
         .segment(&[('a', 10 * MIB, 42), ('.', 15 * MIB, 0)])
         .stream = 7;
@@ -158,7 +158,7 @@ fn the_largest_cause_makes_the_headline() {
             vec!["other_stream"]
         )
     );
-    let private = told(|segment| segment.private_pool = PoolId(0, 3), '.');
+    let private = told(|segment| segment.private_pool = MempoolId(0, 3), '.');
     assert_eq!(
         private,
         (

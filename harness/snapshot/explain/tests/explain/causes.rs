@@ -8,7 +8,7 @@ use harness_explain::causes::{self, ByteCause, Explanation, Options};
 use harness_explain::fidelity;
 use harness_explain::grid::{Configuration, Grid, UNLIMITED};
 use harness_explain::program_advice::{self, ProgramAdvice, Unchanged};
-use harness_trace::snapshot::{PoolId, Snapshot};
+use harness_trace::snapshot::{MempoolId, Snapshot};
 use harness_trace::{program::RecordedProgram, trace::TraceEvent};
 
 fn read(name: &str) -> Snapshot {
@@ -107,7 +107,7 @@ fn a_request_that_left_memory_cached_used_the_private_pool_of_the_one_before() {
         .expect("it failed");
     assert_eq!(
         (request.private_pool, request.is_pool_inferred),
-        (PoolId(0, 1), true)
+        (MempoolId(0, 1), true)
     );
 }
 

@@ -7,7 +7,9 @@ use harness_allocator::stats::{BlockState, PoolKind, SegmentInfo};
 use harness_allocator::units::Bytes;
 use harness_explain::causes::{self, ExplainError, Options};
 use harness_explain::state::{At, History};
-use harness_trace::snapshot::{Action, Block, Event, ExtraId, PoolId, Segment, Snapshot, StackId};
+use harness_trace::snapshot::{
+    Action, Block, Event, ExtraId, MempoolId, Segment, Snapshot, StackId,
+};
 use proptest::prelude::*;
 
 /// A program that records events like PyTorch's allocator.
@@ -117,7 +119,7 @@ impl Recorder {
             size: segment.size,
             stream: 0,
             pool: segment.pool,
-            private_pool: PoolId::DEFAULT,
+            private_pool: MempoolId::DEFAULT,
             expandable: false,
             stack: StackId::EMPTY,
             blocks: segment.blocks.iter().map(block).collect(),

@@ -11,7 +11,7 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 
 use harness_allocator::units::Bytes;
 
-use crate::snapshot::{Action, Event, PoolId, Segment, Snapshot, StackId};
+use crate::snapshot::{Action, Event, MempoolId, Segment, Snapshot, StackId};
 
 /// Numbers pools that are not in the snapshot, because their graphs were dropped.
 const DROPPED: u64 = u64::MAX;
@@ -21,7 +21,7 @@ const RELEASED: u64 = u64::MAX - 1;
 /// Gives a private pool another name if PyTorch released it and a later capture used its name
 /// again. PyTorch ends a pool when it releases the last segment.
 pub(super) fn rename_released(
-    of_events: &mut [(usize, PoolId)],
+    of_events: &mut [(usize, MempoolId)],
     events: &[Event],
     held: &[Segment],
 ) {
@@ -31,11 +31,11 @@ pub(super) fn rename_released(
         /// How often the pool was released.
         released: u64,
     }
-    let mut lives: HashMap<PoolId, Life> = HashMap::new();
+    let mut lives: HashMap<MempoolId, Life> = HashMap::new();
     held.iter().for_each(|segment| {
         lives.entry(segment.private_pool).or_default().reserved += segment.size
     });
-    let mut number = |&(index, pool): &(usize, PoolId)| {
+    let mut number = |&(index, pool): &(usize, MempoolId)| {
         let (event, life) = (&events[index], lives.entry(pool).or_default());
         let number = life.released;
         if event.action.reserves() {
@@ -47,15 +47,15 @@ pub(super) fn rename_released(
         number
     };
     let numbers: Vec<u64> = of_events.iter().map(&mut number).collect();
-    let mut last: HashMap<PoolId, u64> = HashMap::new();
+    let mut last: HashMap<MempoolId, u64> = HashMap::new();
     of_events
         .iter()
         .zip(&numbers)
         .for_each(|(&(_, pool), &number)| _ = last.insert(pool, number));
-    let mut names: HashMap<(PoolId, u64), PoolId> = HashMap::new();
+    let mut names: HashMap<(MempoolId, u64), MempoolId> = HashMap::new();
     for ((_, pool), number) in of_events.iter_mut().zip(numbers) {
         if !pool.is_default() && number < last[pool] {
-            let next = PoolId(RELEASED, names.len() as u64);
+            let next = MempoolId(RELEASED, names.len() as u64);
             *pool = *names.entry((*pool, number)).or_insert(next);
         }
     }
@@ -64,19 +64,19 @@ pub(super) fn rename_released(
 /// A segment of a capture's pool.
 struct Reserved {
     end: u64,
-    pool: PoolId,
+    pool: MempoolId,
     /// The blocks in use.
     blocks: u64,
 }
 
 struct Capture {
-    pool: PoolId,
+    pool: MempoolId,
     /// True before the first request of the captured program.
     begins: bool,
 }
 
 /// The private pools of events, by index. Empty if the recording contains pools.
-pub(super) fn pools(snapshot: &Snapshot, device: u32, events: &[Event]) -> Vec<(usize, PoolId)> {
+pub(super) fn pools(snapshot: &Snapshot, device: u32, events: &[Event]) -> Vec<(usize, MempoolId)> {
     if events.iter().any(|event| snapshot.pool_of(event).is_some()) {
         return Vec::new();
     }
@@ -131,9 +131,9 @@ struct Captures {
 }
 
 impl Captures {
-    fn next_name(dropped: &mut u64) -> PoolId {
+    fn next_name(dropped: &mut u64) -> MempoolId {
         *dropped += 1;
-        PoolId(DROPPED, *dropped)
+        MempoolId(DROPPED, *dropped)
     }
 
     /// The segment with this address.
@@ -143,7 +143,7 @@ impl Captures {
     }
 
     /// Releases a segment and returns its pool.
-    fn release(&mut self, event: &Event) -> Option<PoolId> {
+    fn release(&mut self, event: &Event) -> Option<MempoolId> {
         let pool = Self::around(&mut self.live, event.address)?.pool;
         self.live.remove(&event.address);
         if self.live.values().any(|of| of.pool == pool) {
@@ -175,7 +175,7 @@ impl Captures {
     }
 
     /// Returns the pool of a request. `None`: the default pool.
-    fn request(&mut self, event: &Event) -> Option<PoolId> {
+    fn request(&mut self, event: &Event) -> Option<MempoolId> {
         let capture = self.of_stream.get_mut(&event.stream)?;
         capture.begins = false;
         match event.action {
@@ -220,14 +220,14 @@ impl Captures {
     }
 
     /// The snapshot contains the pools of the segments that were not released.
-    fn names(&self, snapshot: &Snapshot, device: u32) -> HashMap<PoolId, PoolId> {
-        let mut names: HashMap<PoolId, PoolId> = HashMap::new();
+    fn names(&self, snapshot: &Snapshot, device: u32) -> HashMap<MempoolId, MempoolId> {
+        let mut names: HashMap<MempoolId, MempoolId> = HashMap::new();
         for segment in snapshot.segments_of(device) {
             if let Some(reserved) = self.live.get(&segment.address) {
                 let name = names.entry(reserved.pool).or_insert(segment.private_pool);
                 // The inference is wrong if the default pool contains one of the segments.
                 if segment.private_pool.is_default() {
-                    *name = PoolId::DEFAULT;
+                    *name = MempoolId::DEFAULT;
                 }
             }
         }

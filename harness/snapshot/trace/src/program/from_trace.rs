@@ -6,7 +6,7 @@ use harness_allocator::allocator::{PrivatePoolId, caching::Config};
 use harness_allocator::device::StreamId;
 
 use super::{ProgramError, RecordedAllocation, RecordedProgram};
-use crate::snapshot::{PoolId, StackId};
+use crate::snapshot::{MempoolId, StackId};
 use crate::{execute::PrepareError, trace::TraceEvent};
 
 impl RecordedProgram {
@@ -63,7 +63,7 @@ impl RecordedProgram {
         }
         let pools = pools
             .into_iter()
-            .map(|pool| PoolId(0, u64::from(pool.0) + 1))
+            .map(|pool| MempoolId(0, u64::from(pool.0) + 1))
             .collect();
         Ok(Self {
             operations,

@@ -29,7 +29,7 @@ pub use self::replay::{Placement, PreparedReplay, RefusedReplay, ReplaySetup, Re
 pub use self::scaled::Scaled;
 pub use self::start::{EarlierSegments, LARGEST_REMAINDER, UnmappedPools};
 pub use self::watch::{DriverCall, ReplayStep};
-use crate::snapshot::{Block, PoolId, Segment, StackId};
+use crate::snapshot::{Block, MempoolId, Segment, StackId};
 use crate::{execute::PrepareError, trace::TraceEvent};
 
 /// The requests of one program on one device. Stack ids refer to the snapshot.
@@ -56,7 +56,7 @@ pub struct RecordedProgram {
     /// the default stream. Larger stream numbers are synthetic: see
     /// [`RecordedProgram::is_synthetic`].
     pub streams: Vec<u64>,
-    pub pools: Vec<PoolId>,
+    pub pools: Vec<MempoolId>,
     pub config: Config,
     /// The memory available to the program: its reserved memory plus the device's free memory.
     /// Known from an OOM, from the caller, or inferred ([`Note::MemoryInferred`]).

@@ -21,7 +21,7 @@ use super::{
     DriverRange, Note, ProgramError, RecordedAllocation, RecordedEnd, RecordedProgram, captures,
     pending::PendingFrees, reservations, start::Start, watch::DriverCall,
 };
-use crate::snapshot::{Action, Event, PoolId, Segment, Snapshot};
+use crate::snapshot::{Action, Event, MempoolId, Segment, Snapshot};
 use crate::trace::TraceEvent;
 
 impl RecordedProgram {
@@ -46,7 +46,7 @@ impl RecordedProgram {
             let conf = settings.map_or(String::new(), |settings| settings.conf.clone());
             ProgramError::Settings { conf, source }
         })?;
-        let follow_by = |memory, captures: &[(usize, PoolId)]| {
+        let follow_by = |memory, captures: &[(usize, MempoolId)]| {
             let start = Start::find(snapshot, device, events, &config)?;
             let mut recovery = Recovery::new(
                 snapshot,
@@ -183,7 +183,7 @@ impl<'a> Recovery<'a> {
         config: Config,
         mut start: Start,
         memory: Option<Bytes>,
-        captures: &[(usize, PoolId)],
+        captures: &[(usize, MempoolId)],
     ) -> Result<Self, ProgramError> {
         let (streams, pools, private) =
             number_all(snapshot, device, events, &start.segments, captures);
@@ -197,7 +197,7 @@ impl<'a> Recovery<'a> {
         let known = memory_at_oom(snapshot, device, events).or(memory);
         let pool_of = |index: usize, event: &Event| {
             let pool = private.at(event.address, index);
-            pool.map_or(PoolId::DEFAULT, |pool| pools[pool.0 as usize])
+            pool.map_or(MempoolId::DEFAULT, |pool| pools[pool.0 as usize])
         };
         let reservations = reservations::find(&start.segments, events, &config, known, pool_of);
         let mapped_next = reservations::mapped_next(events, &config, pool_of);
@@ -689,8 +689,8 @@ fn number_all(
     device: u32,
     events: &[Event],
     held: &[Segment],
-    captures: &[(usize, PoolId)],
-) -> (Vec<u64>, Vec<PoolId>, PrivatePools) {
+    captures: &[(usize, MempoolId)],
+) -> (Vec<u64>, Vec<MempoolId>, PrivatePools) {
     let segments = || snapshot.segments_of(device).chain(held);
     let of_events = events
         .iter()
@@ -702,18 +702,18 @@ fn number_all(
         .collect();
     let told = |(index, event): (usize, &Event)| Some((index, snapshot.pool_of(event)?));
     let told = events.iter().enumerate().filter_map(told);
-    let mut told: Vec<(usize, PoolId)> = told.chain(captures.iter().copied()).collect();
+    let mut told: Vec<(usize, MempoolId)> = told.chain(captures.iter().copied()).collect();
     captures::rename_released(&mut told, events, held);
     let of_segments = segments()
         .map(|segment| segment.private_pool)
-        .filter(|&pool| pool != PoolId::DEFAULT);
+        .filter(|&pool| pool != MempoolId::DEFAULT);
     let of_events = told
         .iter()
         .map(|&(_, pool)| pool)
-        .filter(|&pool| pool != PoolId::DEFAULT);
-    let pools: BTreeSet<PoolId> = of_segments.chain(of_events).collect();
-    let pools: Vec<PoolId> = pools.into_iter().collect();
-    let number = |pool: PoolId| {
+        .filter(|&pool| pool != MempoolId::DEFAULT);
+    let pools: BTreeSet<MempoolId> = of_segments.chain(of_events).collect();
+    let pools: Vec<MempoolId> = pools.into_iter().collect();
+    let number = |pool: MempoolId| {
         pools
             .binary_search(&pool)
             .ok()

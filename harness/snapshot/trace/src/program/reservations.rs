@@ -14,18 +14,18 @@ use harness_allocator::device::{DevicePtr, MemoryRange, sim::GRANULARITY};
 use harness_allocator::{allocator::caching::Config, stats::PoolKind, units::Bytes};
 
 use super::Note;
-use crate::snapshot::{Action, Event, PoolId, Segment};
+use crate::snapshot::{Action, Event, MempoolId, Segment};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct StreamPool {
     stream: u64,
     kind: PoolKind,
-    pool: PoolId,
+    pool: MempoolId,
 }
 
 impl StreamPool {
     /// The pool of mapped memory. The small pool maps single pages.
-    fn of_map(event: &Event, pool: PoolId) -> Self {
+    fn of_map(event: &Event, pool: MempoolId) -> Self {
         let kind = if event.size == GRANULARITY {
             PoolKind::Small
         } else {
@@ -92,7 +92,7 @@ pub(super) fn find(
     events: &[Event],
     config: &Config,
     memory: Option<Bytes>,
-    pool_of: impl Fn(usize, &Event) -> PoolId,
+    pool_of: impl Fn(usize, &Event) -> MempoolId,
 ) -> Reservations {
     let held = start.iter().map(|segment| segment.size.0).sum();
     let mut search = Search {
@@ -132,7 +132,7 @@ pub(super) fn find(
 pub(super) fn mapped_next(
     events: &[Event],
     config: &Config,
-    pool_of: impl Fn(usize, &Event) -> PoolId,
+    pool_of: impl Fn(usize, &Event) -> MempoolId,
 ) -> HashMap<usize, DevicePtr> {
     let mut next: BTreeMap<StreamPool, u64> = BTreeMap::new();
     let mut found = HashMap::new();

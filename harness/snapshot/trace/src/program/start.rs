@@ -14,7 +14,7 @@ use harness_allocator::stats::{BlockState, PoolKind};
 use harness_allocator::{allocator::caching::Config, units::Bytes};
 
 use super::ProgramError;
-use crate::snapshot::{Action, Block, Event, ExtraId, PoolId, Segment, Snapshot, StackId};
+use crate::snapshot::{Action, Block, Event, ExtraId, MempoolId, Segment, Snapshot, StackId};
 
 /// The largest remainder that stays with a large block.
 pub const LARGEST_REMAINDER: u64 = 1 << 20;
@@ -229,7 +229,7 @@ impl EarlierSegments {
         &mut self,
         event: &Event,
         pools: &UnmappedPools,
-        private_pool: impl FnOnce() -> PoolId,
+        private_pool: impl FnOnce() -> MempoolId,
     ) {
         let device = self.device;
         let released = |pool| Segment {

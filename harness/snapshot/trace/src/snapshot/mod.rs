@@ -123,7 +123,7 @@ impl Snapshot {
     }
 
     /// The private pool of an event. Versions after PyTorch 2.11 record it.
-    pub fn pool_of(&self, event: &Event) -> Option<PoolId> {
+    pub fn pool_of(&self, event: &Event) -> Option<MempoolId> {
         let (Value::Tuple(parts) | Value::List(parts)) =
             self.extras.value(event.extra, "pool_id")?
         else {
@@ -132,7 +132,7 @@ impl Snapshot {
         let [first, second] = parts.as_slice() else {
             return None;
         };
-        Some(PoolId(first.as_u64()?, second.as_u64()?))
+        Some(MempoolId(first.as_u64()?, second.as_u64()?))
     }
 }
 
@@ -147,9 +147,9 @@ const ACTIVE: [BlockState; 2] = [BlockState::Allocated, BlockState::PendingFree]
 
 /// The id of a private pool as PyTorch writes it. `(0, 0)` is the default pool.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
-pub struct PoolId(pub u64, pub u64);
+pub struct MempoolId(pub u64, pub u64);
 
-impl PoolId {
+impl MempoolId {
     pub const DEFAULT: Self = Self(0, 0);
 
     pub const fn is_default(&self) -> bool {
@@ -166,8 +166,8 @@ pub struct Segment {
     /// The stream's handle. 0 is the default stream.
     pub stream: u64,
     pub pool: PoolKind,
-    /// [`PoolId::DEFAULT`] if the file has no pool.
-    pub private_pool: PoolId,
+    /// [`MempoolId::DEFAULT`] if the file has no pool.
+    pub private_pool: MempoolId,
     pub expandable: bool,
     pub stack: StackId,
     /// In address order, without gaps.
@@ -179,7 +179,7 @@ impl Segment {
     pub(crate) fn of(
         segment: &SegmentInfo,
         stream: u64,
-        private_pool: PoolId,
+        private_pool: MempoolId,
         stack: impl Fn(u64) -> StackId,
     ) -> Self {
         let block = |block: &BlockInfo| {

@@ -10,7 +10,7 @@ use harness_base::{files, packed::unpack, words::count};
 
 use super::pickle::{self, Fields, Item, Object, Objects, TextId, Wrong};
 use super::{
-    ACTIVE, Action, Annotation, Block, Event, ExtraId, Frame, FrameId, PoolId, RecordedSettings,
+    ACTIVE, Action, Annotation, Block, Event, ExtraId, Frame, FrameId, MempoolId, RecordedSettings,
     Segment, Snapshot, StackId,
     budget::{self, Budget},
     error::SnapshotError,
@@ -561,7 +561,7 @@ fn device(objects: &Objects, item: Item) -> Result<u32, Wrong> {
     device.ok_or_else(|| objects.wrong(item, "a device's index"))
 }
 
-fn private_pool(objects: &Objects, item: Item) -> Result<PoolId, Wrong> {
+fn private_pool(objects: &Objects, item: Item) -> Result<MempoolId, Wrong> {
     let parts = match item {
         Item::Tuple(tuple) => Some(objects.tuples[tuple as usize].as_slice()),
         _ => objects.list(item),
@@ -573,7 +573,7 @@ fn private_pool(objects: &Objects, item: Item) -> Result<PoolId, Wrong> {
             .zip(objects.address(second).ok()),
         _ => None,
     };
-    id.map(|(first, second)| PoolId(first, second))
+    id.map(|(first, second)| MempoolId(first, second))
         .ok_or_else(|| objects.wrong(item, "a pair of numbers"))
 }
 

@@ -16,8 +16,8 @@ use harness_allocator::device::{Device, DeviceError, StreamId};
 use harness_allocator::{stats::SegmentInfo, units::Bytes};
 
 use super::{
-    Action, Event, ExtraId, Frame, FrameId, PoolId, RecordedSettings, Segment, Snapshot, StackId,
-    Value, is_pending,
+    Action, Event, ExtraId, Frame, FrameId, MempoolId, RecordedSettings, Segment, Snapshot,
+    StackId, Value, is_pending,
 };
 
 /// The history of an allocator. Clones share one history.
@@ -449,13 +449,13 @@ impl Snapshot {
 }
 
 /// Converts private pool N to `(0, N + 1)`.
-fn pool_id(private_pool: Option<u32>) -> PoolId {
-    private_pool.map_or(PoolId::DEFAULT, |pool| PoolId(0, u64::from(pool) + 1))
+fn pool_id(private_pool: Option<u32>) -> MempoolId {
+    private_pool.map_or(MempoolId::DEFAULT, |pool| MempoolId(0, u64::from(pool) + 1))
 }
 
 /// The key `pool_id`, as PyTorch versions after 2.11 write it.
 fn pool_key(private_pool: Option<u32>) -> (String, Value) {
-    let PoolId(first, second) = pool_id(private_pool);
+    let MempoolId(first, second) = pool_id(private_pool);
     (
         "pool_id".to_owned(),
         Value::Tuple(vec![Value::Int(first.into()), Value::Int(second.into())]),

@@ -8,8 +8,8 @@ use std::io::{self, Write};
 use harness_allocator::stats::BlockState;
 
 use super::{
-    ACTIVE, Action, Annotation, Block, Event, ExtraId, FrameId, PoolId, Segment, Snapshot, StackId,
-    Value, pickle::opcode,
+    ACTIVE, Action, Annotation, Block, Event, ExtraId, FrameId, MempoolId, Segment, Snapshot,
+    StackId, Value, pickle::opcode,
 };
 
 /// The number of items per APPENDS, as in Python.
@@ -68,7 +68,7 @@ impl<'a> Pickle<'a> {
     fn segment(&mut self, segment: &'a Segment) {
         let (allocated, _) = segment.bytes_in(&[BlockState::Allocated]);
         let (active, requested) = segment.bytes_in(&ACTIVE);
-        let PoolId(first, second) = segment.private_pool;
+        let MempoolId(first, second) = segment.private_pool;
         self.dict(|pickle| {
             pickle.number("device", segment.device.into());
             pickle.number("address", segment.address);

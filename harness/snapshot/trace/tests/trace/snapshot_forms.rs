@@ -8,8 +8,8 @@ use harness_allocator::allocator::caching::{Config, TorchVersion};
 use harness_allocator::stats::{BlockState, PoolKind};
 use harness_allocator::units::Bytes;
 use harness_trace::snapshot::{
-    Action, Annotation, Block, Event, ExtraId, Frame, PoolId, RecordedSettings, Recording, Segment,
-    Snapshot, SnapshotError, StackId, Value,
+    Action, Annotation, Block, Event, ExtraId, Frame, MempoolId, RecordedSettings, Recording,
+    Segment, Snapshot, SnapshotError, StackId, Value,
 };
 use proptest::prelude::*;
 
@@ -153,21 +153,28 @@ fn segments([allocated, other]: [StackId; 2]) -> Vec<Segment> {
         StackId::EMPTY,
     )];
     vec![
-        segment(small, 0, PoolKind::Small, PoolId::DEFAULT, false, allocated),
+        segment(
+            small,
+            0,
+            PoolKind::Small,
+            MempoolId::DEFAULT,
+            false,
+            allocated,
+        ),
         segment(
             large,
             SIDE,
             PoolKind::Large,
-            PoolId::DEFAULT,
+            MempoolId::DEFAULT,
             false,
             StackId::EMPTY,
         ),
-        segment(graph, 0, PoolKind::Small, PoolId(0, 1), false, other),
+        segment(graph, 0, PoolKind::Small, MempoolId(0, 1), false, other),
         segment(
             mapped,
             0,
             PoolKind::Large,
-            PoolId(3, 0),
+            MempoolId(3, 0),
             true,
             StackId::EMPTY,
         ),
@@ -182,7 +189,7 @@ fn events(snapshot: &mut Snapshot, [allocated, other]: [StackId; 2]) -> Vec<Even
     };
     let mib = |count| Bytes::mib(count).0;
     let (large, graph, none) = (START + mib(2), START + mib(32), StackId::EMPTY);
-    let (default, capture, program) = (PoolId::DEFAULT, PoolId(0, 1), PoolId(3, 0));
+    let (default, capture, program) = (MempoolId::DEFAULT, MempoolId(0, 1), MempoolId(3, 0));
     let rows = [
         (SegmentAlloc, START, mib(2), 0, 0, allocated, default),
         (Alloc, START, 1000, 0, 1, allocated, default),
@@ -203,7 +210,7 @@ fn events(snapshot: &mut Snapshot, [allocated, other]: [StackId; 2]) -> Vec<Even
         (SegmentUnmap, MAPPED + mib(40), mib(2), 0, 15, none, default),
         (Oom, mib(3), 1 << 33, 0, 16, allocated, default),
     ];
-    let mut event = |(action, address, size, stream, after, stack, PoolId(first, second))| {
+    let mut event = |(action, address, size, stream, after, stack, MempoolId(first, second))| {
         let pool = Value::Tuple(vec![
             Value::Int(i128::from(first)),
             Value::Int(i128::from(second)),
@@ -307,7 +314,11 @@ fn events_of_new_versions_name_their_private_pool() {
         .to_vec();
     assert_eq!(
         pools,
-        [Some(PoolId(0, 0)), Some(PoolId(0, 1)), Some(PoolId(3, 0))]
+        [
+            Some(MempoolId(0, 0)),
+            Some(MempoolId(0, 1)),
+            Some(MempoolId(3, 0))
+        ]
     );
     let old = read("old.pickle");
     assert_eq!(old.pool_of(&old.traces[0][0]), None);

@@ -6,13 +6,13 @@ use harness_gpu_settings::collectives::Operation;
 
 use super::*;
 
-const ALL_REDUCE: Call = Call {
+const ALL_REDUCE: CollectiveCall = CollectiveCall {
     operation: Operation::AllReduce,
     root: None,
     count: 1,
     kind: 7,
 };
-const BROADCAST: Call = Call {
+const BROADCAST: CollectiveCall = CollectiveCall {
     operation: Operation::Broadcast,
     root: Some(1),
     count: 1,
@@ -50,7 +50,12 @@ fn ranks<const RANKS: usize, T: Send>(
     found
 }
 
-fn exchange(peers: &Peers, call: Call, data: &[u8], needs: Needs) -> Result<Vec<Vec<u8>>, Failure> {
+fn exchange(
+    peers: &Peers,
+    call: CollectiveCall,
+    data: &[u8],
+    needs: Needs,
+) -> Result<Vec<Vec<u8>>, Failure> {
     let number = peers.publish(call, data).unwrap();
     peers.complete((number, call), |_| Ok(()))?;
     peers
@@ -60,7 +65,7 @@ fn exchange(peers: &Peers, call: Call, data: &[u8], needs: Needs) -> Result<Vec<
 
 /// Adds the elements of all ranks.
 fn all_reduce(peers: &Peers, kind: u8, data: &[u8], into: &mut [u8]) {
-    let call = Call {
+    let call = CollectiveCall {
         count: data.len(),
         kind,
         ..ALL_REDUCE
@@ -206,7 +211,7 @@ fn the_calls_of_a_rank_that_is_far_ahead_stay_known() {
         assert_eq!(
             peers
                 .publish(
-                    Call {
+                    CollectiveCall {
                         count,
                         ..ALL_REDUCE
                     },
@@ -276,7 +281,7 @@ fn messages_of_several_ranks_arrive_whole_and_received_ones_are_overwritten() {
 
 #[test]
 fn a_mismatch_names_both_calls_and_different_counts_are_one_only_if_values_are_computed() {
-    let mismatch = |is_strict, calls: [Call; 2]| {
+    let mismatch = |is_strict, calls: [CollectiveCall; 2]| {
         let [first, _] = ranks::<2, _>(is_strict, |peers, rank| {
             exchange(peers, calls[rank], &[], Needs::All)
                 .err()
@@ -286,7 +291,7 @@ fn a_mismatch_names_both_calls_and_different_counts_are_one_only_if_values_are_c
     };
     let sizes = [
         ALL_REDUCE,
-        Call {
+        CollectiveCall {
             count: 2,
             ..ALL_REDUCE
         },

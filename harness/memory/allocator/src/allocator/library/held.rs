@@ -12,7 +12,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::accounts::{Accounts, Source};
-use super::wire::{Call, PoolFigure};
+use super::wire::{LibraryCall, PoolFigure};
 use crate::device::{
     Device, DeviceError, DevicePtr, EventId, MappedDevice, MemoryRange, PoolId, PooledDevice,
     StreamId,
@@ -98,121 +98,152 @@ impl Held {
         self.pools.values().find_map(|pool| pool.on_device)
     }
 
-    pub(super) fn call(&mut self, device: &mut dyn Device, call: Call) -> Result<u64, DeviceError> {
+    pub(super) fn call(
+        &mut self,
+        device: &mut dyn Device,
+        call: LibraryCall,
+    ) -> Result<u64, DeviceError> {
         match call {
-            Call::Allocate(size) => {
-                self.no_pool()?;
-                let address = device.malloc(Bytes(size))?;
-                self.accounts
-                    .took(MemoryRange::new(address, Bytes(size)), Source::Driver);
-                Ok(address.0)
+            LibraryCall::Allocate(size) => return self.allocate(device, Bytes(size)),
+            LibraryCall::Free(address) => self.free(device, DevicePtr(address))?,
+            LibraryCall::FreeMemory => {
+                return Ok(device.free_memory()?.saturating_sub(self.promised()).0);
             }
-            Call::Free(address) => self.free(device, DevicePtr(address)).map(|()| 0),
-            Call::FreeMemory => Ok(device.free_memory()?.saturating_sub(self.promised()).0),
-            Call::TotalMemory => Ok(device.info().total.0),
-            Call::Synchronize => device
-                .synchronize()
-                .and_then(|()| self.trim(device))
-                .map(|()| 0),
-            Call::SynchronizeStream(stream) => device
-                .synchronize_stream(StreamId(stream))
-                .and_then(|()| self.trim(device))
-                .map(|()| 0),
-            Call::CreateStream => {
-                let stream = device.create_stream()?;
-                self.streams.insert(stream);
-                Ok(stream.0.into())
+            LibraryCall::TotalMemory => return Ok(device.info().total.0),
+            LibraryCall::Synchronize => {
+                device.synchronize()?;
+                self.trim(device)?;
             }
-            Call::DestroyStream(stream) => {
-                device.destroy_stream(StreamId(stream))?;
-                self.streams.remove(&StreamId(stream));
-                Ok(0)
+            LibraryCall::SynchronizeStream(stream) => {
+                device.synchronize_stream(StreamId(stream))?;
+                self.trim(device)?;
             }
-            Call::CreateEvent => {
-                let event = device.create_event()?;
-                self.events.insert(event);
-                Ok(event.0.into())
+            LibraryCall::CreateStream => return self.create_stream(device),
+            LibraryCall::DestroyStream(stream) => self.destroy_stream(device, StreamId(stream))?,
+            LibraryCall::CreateEvent => return self.create_event(device),
+            LibraryCall::DestroyEvent(event) => self.destroy_event(device, EventId(event))?,
+            LibraryCall::RecordEvent { event, stream } => {
+                device.record_event(EventId(event), StreamId(stream))?;
             }
-            Call::DestroyEvent(event) => {
-                device.destroy_event(EventId(event))?;
-                self.events.remove(&EventId(event));
-                Ok(0)
+            LibraryCall::QueryEvent(event) if device.event_done(EventId(event))? => {}
+            LibraryCall::QueryEvent(event) => return Err(DeviceError::NotReady(event)),
+            LibraryCall::SynchronizeEvent(event) => {
+                device.synchronize_event(EventId(event))?;
+                self.trim(device)?;
             }
-            Call::RecordEvent { event, stream } => device
-                .record_event(EventId(event), StreamId(stream))
-                .map(|()| 0),
-            Call::QueryEvent(event) => {
-                let is_done = device.event_done(EventId(event))?;
-                if is_done {
-                    Ok(0)
-                } else {
-                    Err(DeviceError::NotReady(event))
-                }
+            LibraryCall::WaitEvent { stream, event } => {
+                device.wait_event(StreamId(stream), EventId(event))?;
             }
-            Call::SynchronizeEvent(event) => device
-                .synchronize_event(EventId(event))
-                .and_then(|()| self.trim(device))
-                .map(|()| 0),
-            Call::WaitEvent { stream, event } => device
-                .wait_event(StreamId(stream), EventId(event))
-                .map(|()| 0),
-            Call::CreatePool => {
-                let number = self.number();
-                self.pools.insert(number as u32, Pool::default());
-                Ok(number)
+            LibraryCall::CreatePool => return Ok(self.create_pool()),
+            LibraryCall::DestroyPool(pool) => self.destroy_pool(device, pool)?,
+            LibraryCall::AllocateFrom { pool, size, stream } => {
+                return self.allocate_from(device, pool, Bytes(size), StreamId(stream));
             }
-            Call::DestroyPool(pool) => self.destroy_pool(device, pool).map(|()| 0),
-            Call::AllocateFrom { pool, size, stream } => {
-                self.allocate_from(device, pool, Bytes(size), StreamId(stream))
+            LibraryCall::FreeAsync { address, stream } => {
+                self.free_async(device, DevicePtr(address), StreamId(stream))?;
             }
-            Call::FreeAsync { address, stream } => self
-                .free_async(device, DevicePtr(address), StreamId(stream))
-                .map(|()| 0),
-            Call::TrimPool { pool, keep } => match self.pool_of(pool)?.on_device {
-                Some(id) => pooled(device)?
-                    .trim_pool(id, Bytes(keep))
-                    .and_then(|()| self.observe(device, id))
-                    .map(|()| 0),
-                None => Ok(0),
-            },
-            Call::SetThreshold { pool, bytes } => {
-                self.pool_of(pool)?;
-                self.pools
-                    .entry(pool)
-                    .and_modify(|pool| pool.threshold = Bytes(bytes));
-                Ok(0)
-            }
-            Call::Pool { pool, figure } => self.figure(device, pool, figure),
-            Call::Reserve(size) => {
-                let start = mapped(device)?.reserve(Bytes(size))?;
-                self.reservations.insert(start, Bytes(size));
-                Ok(start.0)
-            }
-            Call::Unreserve(address) => {
-                mapped(device)?.unreserve(DevicePtr(address))?;
-                self.reservations.remove(&DevicePtr(address));
-                Ok(0)
-            }
-            Call::Create(size) => self.create(device, Bytes(size)),
-            Call::Release(memory) => self.release(memory).map(|()| 0),
-            Call::Map {
+            LibraryCall::TrimPool { pool, keep } => self.trim_pool(device, pool, Bytes(keep))?,
+            LibraryCall::SetThreshold { pool, bytes } => self.set_threshold(pool, Bytes(bytes))?,
+            LibraryCall::Pool { pool, figure } => return self.figure(device, pool, figure),
+            LibraryCall::Reserve(size) => return self.reserve(device, Bytes(size)),
+            LibraryCall::Unreserve(address) => self.unreserve(device, DevicePtr(address))?,
+            LibraryCall::Create(size) => return self.create(device, Bytes(size)),
+            LibraryCall::Release(memory) => self.release(memory)?,
+            LibraryCall::Map {
                 address,
                 size,
                 memory,
-            } => self
-                .map(
-                    device,
-                    MemoryRange::new(DevicePtr(address), Bytes(size)),
-                    memory,
-                )
-                .map(|()| 0),
-            Call::Unmap { address, size } => self
-                .unmap(device, MemoryRange::new(DevicePtr(address), Bytes(size)))
-                .map(|()| 0),
-            Call::Granularity => Ok(device.info().granularity.0),
-            Call::HasPools => Ok(device.pooled().is_some().into()),
-            Call::HasMapping => Ok(device.mapped().is_some().into()),
+            } => {
+                let range = MemoryRange::new(DevicePtr(address), Bytes(size));
+                self.map(device, range, memory)?;
+            }
+            LibraryCall::Unmap { address, size } => {
+                self.unmap(device, MemoryRange::new(DevicePtr(address), Bytes(size)))?;
+            }
+            LibraryCall::Granularity => return Ok(device.info().granularity.0),
+            LibraryCall::HasPools => return Ok(device.pooled().is_some().into()),
+            LibraryCall::HasMapping => return Ok(device.mapped().is_some().into()),
         }
+        Ok(0)
+    }
+
+    fn allocate(&mut self, device: &mut dyn Device, size: Bytes) -> Result<u64, DeviceError> {
+        self.no_pool()?;
+        let address = device.malloc(size)?;
+        self.accounts
+            .took(MemoryRange::new(address, size), Source::Driver);
+        Ok(address.0)
+    }
+
+    fn create_stream(&mut self, device: &mut dyn Device) -> Result<u64, DeviceError> {
+        let stream = device.create_stream()?;
+        self.streams.insert(stream);
+        Ok(stream.0.into())
+    }
+
+    fn destroy_stream(
+        &mut self,
+        device: &mut dyn Device,
+        stream: StreamId,
+    ) -> Result<(), DeviceError> {
+        device.destroy_stream(stream)?;
+        self.streams.remove(&stream);
+        Ok(())
+    }
+
+    fn create_event(&mut self, device: &mut dyn Device) -> Result<u64, DeviceError> {
+        let event = device.create_event()?;
+        self.events.insert(event);
+        Ok(event.0.into())
+    }
+
+    fn destroy_event(
+        &mut self,
+        device: &mut dyn Device,
+        event: EventId,
+    ) -> Result<(), DeviceError> {
+        device.destroy_event(event)?;
+        self.events.remove(&event);
+        Ok(())
+    }
+
+    fn create_pool(&mut self) -> u64 {
+        let number = self.number();
+        self.pools.insert(number as u32, Pool::default());
+        number
+    }
+
+    fn trim_pool(
+        &mut self,
+        device: &mut dyn Device,
+        number: u32,
+        keep: Bytes,
+    ) -> Result<(), DeviceError> {
+        if let Some(id) = self.pool_of(number)?.on_device {
+            pooled(device)?.trim_pool(id, keep)?;
+            self.observe(device, id)?;
+        }
+        Ok(())
+    }
+
+    fn set_threshold(&mut self, number: u32, threshold: Bytes) -> Result<(), DeviceError> {
+        self.pool_of(number)?;
+        self.pools
+            .entry(number)
+            .and_modify(|pool| pool.threshold = threshold);
+        Ok(())
+    }
+
+    fn reserve(&mut self, device: &mut dyn Device, size: Bytes) -> Result<u64, DeviceError> {
+        let start = mapped(device)?.reserve(size)?;
+        self.reservations.insert(start, size);
+        Ok(start.0)
+    }
+
+    fn unreserve(&mut self, device: &mut dyn Device, start: DevicePtr) -> Result<(), DeviceError> {
+        mapped(device)?.unreserve(start)?;
+        self.reservations.remove(&start);
+        Ok(())
     }
 
     fn free(&mut self, device: &mut dyn Device, start: DevicePtr) -> Result<(), DeviceError> {

@@ -93,14 +93,14 @@ pub enum Reply {
     Refused(String),
     /// The library called a CUDA function that is not passed on. It gets the error "not supported".
     Unanswered(String),
-    Call(Call),
+    Call(LibraryCall),
 }
 
 /// A device call of a library. Streams and events are the harness's numbers. `CreatePool` and
 /// `Create`, for physical memory, return a number too; pool 0 is the device's default pool, which
 /// always exists.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub enum Call {
+pub enum LibraryCall {
     Allocate(u64),
     Free(u64),
     FreeMemory,

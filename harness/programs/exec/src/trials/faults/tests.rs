@@ -9,7 +9,7 @@ use crate::trials::observed::RankAttempts;
 /// A run that ends with this exit code after an OutOfMemoryError.
 fn code(code: u8) -> Observed {
     Observed {
-        ending: Ending::By(End::Code(code)),
+        ending: TrialEnd::By(End::Code(code)),
         errors: vec![error(3, 88)],
         ..ended_well(&[2, 20, 20])
     }
@@ -23,7 +23,7 @@ fn uncaught() -> Observed {
     }
 }
 
-fn of(run: &Observed) -> Outcome {
+fn of(run: &Observed) -> TrialOutcome {
     outcome(&"any:2:2".parse().unwrap(), &ended_well(&[2, 20]), run)
 }
 
@@ -41,7 +41,7 @@ fn reports(
         })
     };
     let trial = trial(Bytes::gib(1));
-    let program = Program {
+    let program = TrialProgram {
         run: &run,
         trial,
         first: &first,
@@ -90,50 +90,50 @@ fn each_outcome_is_classified() {
         errors: vec![error(3, 88)],
         ..ended_well(&[2, 20, 20, 10])
     };
-    assert_eq!(of(&raised), Outcome::Recovered);
+    assert_eq!(of(&raised), TrialOutcome::Recovered);
     assert_eq!(
         of(&Observed {
             errors: Vec::new(),
             ooms: Some(1),
             ..raised.clone()
         }),
-        Outcome::Recovered,
+        TrialOutcome::Recovered,
         "a backend without observers"
     );
-    assert_eq!(of(&ended_well(&[2, 20, 20])), Outcome::ServedByRetry);
+    assert_eq!(of(&ended_well(&[2, 20, 20])), TrialOutcome::ServedByRetry);
     assert_eq!(
         of(&Observed {
             errors: vec![error(1, 5)],
             ..ended_well(&[2, 20, 20])
         }),
-        Outcome::ServedByRetry,
+        TrialOutcome::ServedByRetry,
         "an error before the fault"
     );
-    assert_eq!(of(&uncaught()), Outcome::OutOfMemory);
+    assert_eq!(of(&uncaught()), TrialOutcome::OutOfMemory);
     let unbound = "UnboundLocalError: cannot access local variable 'loss'".to_owned();
     assert_eq!(
         of(&Observed {
             error: Some(unbound.clone()),
             ..uncaught()
         }),
-        Outcome::OtherError { error: unbound }
+        TrialOutcome::OtherError { error: unbound }
     );
-    assert_eq!(of(&code(3)), Outcome::ExitCode { exit_code: 3 });
+    assert_eq!(of(&code(3)), TrialOutcome::ExitCode { exit_code: 3 });
     assert_eq!(
         of(&Observed {
-            ending: Ending::By(End::Signal(11)),
+            ending: TrialEnd::By(End::Signal(11)),
             ..code(0)
         }),
-        Outcome::Signal { signal: 11 }
+        TrialOutcome::Signal { signal: 11 }
     );
     assert_eq!(
         of(&Observed {
-            ending: Ending::Hang,
+            ending: TrialEnd::Hang,
             ..code(0)
         }),
-        Outcome::Hang { ranks: Vec::new() }
+        TrialOutcome::Hang { ranks: Vec::new() }
     );
-    assert_eq!(of(&ended_well(&[2])), Outcome::NotReached);
+    assert_eq!(of(&ended_well(&[2])), TrialOutcome::NotReached);
     let error =
         "The server socket has failed to listen on any local network address. name: EADDRINUSE"
             .to_owned();
@@ -142,7 +142,7 @@ fn each_outcome_is_classified() {
             port_in_use: Some(error.clone()),
             ..ended_well(&[2])
         }),
-        Outcome::OtherError { error }
+        TrialOutcome::OtherError { error }
     );
 }
 
@@ -183,7 +183,7 @@ fn the_attempts_of_each_rank_fail_and_a_hang_is_reported_with_its_ranks() {
         }],
     };
     let hung = Observed {
-        ending: Ending::By(End::Code(124)),
+        ending: TrialEnd::By(End::Code(124)),
         hang: Some(hang),
         ..run([&[2, 4], &[8, 8, 16]])
     };
@@ -199,7 +199,7 @@ fn the_attempts_of_each_rank_fail_and_a_hang_is_reported_with_its_ranks() {
         }))
     };
     let trial = trial(Bytes::gib(1));
-    let program = Program {
+    let program = TrialProgram {
         run: &runs,
         trial,
         first: &first,
@@ -230,14 +230,14 @@ fn the_attempts_of_each_rank_fail_and_a_hang_is_reported_with_its_ranks() {
             (Some(1), 1, 8, Some(16 << 20))
         ]
     );
-    let hangs = Outcome::Hang {
+    let hangs = TrialOutcome::Hang {
         ranks: vec!["rank 0 has not joined".to_owned()],
     };
     assert_eq!(
         (&report.cases[1].outcome, &report.cases[2].outcome),
-        (&Outcome::Recovered, &hangs)
+        (&TrialOutcome::Recovered, &hangs)
     );
-    assert!(!report.cases[2].meets(Expectation::EndsCleanly));
+    assert!(!report.cases[2].meets(RecoveryExpectation::EndsCleanly));
     assert_eq!((report.first.attempts, runs_of(&first)), (3, 7));
 }
 
@@ -261,7 +261,7 @@ fn runs_whose_ranks_meet_at_the_same_port_are_made_one_after_another() {
             port: Some(29500),
             ..ended_well(&[2; 6])
         };
-        let program = Program {
+        let program = TrialProgram {
             run: &run,
             trial: trial(Bytes::gib(1)),
             first: &first,
@@ -318,18 +318,18 @@ fn pairs_of_attempts_fail_and_some_fail_alone() {
             }
         })
     });
-    let outcomes: Vec<(u64, &Outcome, Option<&Outcome>)> = report
+    let outcomes: Vec<(u64, &TrialOutcome, Option<&TrialOutcome>)> = report
         .cases
         .iter()
         .map(|case| (case.attempt, &case.outcome, case.alone.as_ref()))
         .collect();
-    let alone = Some(&Outcome::ServedByRetry);
+    let alone = Some(&TrialOutcome::ServedByRetry);
     assert_eq!(
         outcomes,
         [
-            (1, &Outcome::Recovered, alone),
-            (2, &Outcome::OutOfMemory, alone),
-            (3, &Outcome::Recovered, alone)
+            (1, &TrialOutcome::Recovered, alone),
+            (2, &TrialOutcome::OutOfMemory, alone),
+            (3, &TrialOutcome::Recovered, alone)
         ]
     );
     assert_eq!(
@@ -355,10 +355,10 @@ fn a_program_that_continues_with_more_memory_has_not_recovered() {
         })
     };
     let (little, much) = (holding(2 << 20), holding((2 << 20) + 1));
-    assert!(little.cases[0].meets(Expectation::Recovers));
+    assert!(little.cases[0].meets(RecoveryExpectation::Recovers));
     assert!(
-        !much.cases[0].meets(Expectation::Recovers)
-            && !much.cases[0].meets(Expectation::EndsCleanly)
+        !much.cases[0].meets(RecoveryExpectation::Recovers)
+            && !much.cases[0].meets(RecoveryExpectation::EndsCleanly)
     );
     assert_eq!(much.cases[0].more_at_end, Some((2 << 20) + 1));
 }
@@ -386,7 +386,7 @@ fn memory_is_compared_with_both_runs_of_a_program_that_is_not_deterministic() {
             }))
         };
         let trial = trial(Bytes::gib(1));
-        let program = Program {
+        let program = TrialProgram {
             run: &run,
             trial,
             first: &first,
@@ -410,7 +410,7 @@ fn memory_is_compared_with_both_runs_of_a_program_that_is_not_deterministic() {
         let report = report(clean.clone(), mib);
         (
             report.cases[0].more_at_end.unwrap() >> 20,
-            report.cases[0].meets(Expectation::Recovers),
+            report.cases[0].meets(RecoveryExpectation::Recovers),
         )
     };
     let difference = |clean: Observed| report(clean, 10).second.map(|second| second.difference);
@@ -442,7 +442,7 @@ fn memory_is_compared_with_both_runs_of_a_program_that_is_not_deterministic() {
         "attempt 2 requests 8 MiB instead of 20 MiB"
     );
     let ends = Observed {
-        ending: Ending::By(End::Code(3)),
+        ending: TrialEnd::By(End::Code(3)),
         ..same
     };
     assert_eq!(
@@ -471,7 +471,7 @@ fn a_clean_end_is_a_nonzero_exit_code_after_an_out_of_memory_error_without_anoth
         reports(Which::Sample(1), false, move |_| Some(run.clone()))
             .cases
             .remove(0)
-            .meets(Expectation::EndsCleanly)
+            .meets(RecoveryExpectation::EndsCleanly)
     };
     assert!(ends(uncaught()) && ends(code(3)));
     assert!(
@@ -501,7 +501,7 @@ fn a_clean_end_is_a_nonzero_exit_code_after_an_out_of_memory_error_without_anoth
     );
     assert!(!ends(code(139)), "a shell passes on a signal");
     assert!(!ends(Observed {
-        ending: Ending::By(End::Signal(11)),
+        ending: TrialEnd::By(End::Signal(11)),
         ..uncaught()
     }));
 }
@@ -526,7 +526,7 @@ fn each_call_of_a_library_fails_once_and_its_own_error_is_a_clean_end() {
         ..with(
             &calls[..2],
             Observed {
-                ending: Ending::By(End::Code(1)),
+                ending: TrialEnd::By(End::Code(1)),
                 ..ended_well(&[2])
             },
         )
@@ -560,7 +560,7 @@ fn each_call_of_a_library_fails_once_and_its_own_error_is_a_clean_end() {
         }))
     };
     let trial = trial(Bytes::gib(1));
-    let program = Program {
+    let program = TrialProgram {
         run: &run,
         trial,
         first: &first,
@@ -585,7 +585,7 @@ fn each_call_of_a_library_fails_once_and_its_own_error_is_a_clean_end() {
             (
                 case.name(),
                 &case.outcome,
-                case.meets(Expectation::EndsCleanly),
+                case.meets(RecoveryExpectation::EndsCleanly),
             )
         })
         .collect();
@@ -613,7 +613,7 @@ fn each_call_of_a_library_fails_once_and_its_own_error_is_a_clean_end() {
     );
     assert_eq!(
         (found[1].1, found[3].1),
-        (&Outcome::Recovered, &Outcome::NotReached)
+        (&TrialOutcome::Recovered, &TrialOutcome::NotReached)
     );
     assert_eq!(
         found
@@ -623,8 +623,8 @@ fn each_call_of_a_library_fails_once_and_its_own_error_is_a_clean_end() {
         [true, true, true, false]
     );
     assert!(
-        report.cases[2].meets(Expectation::Recovers)
-            && !report.cases[3].meets(Expectation::Recovers)
+        report.cases[2].meets(RecoveryExpectation::Recovers)
+            && !report.cases[3].meets(RecoveryExpectation::Recovers)
     );
     assert!(
         report.chosen.ends_with(
@@ -725,5 +725,8 @@ fn failures_last_as_long_as_the_caller_retries() {
         ..ended_well(&[2, 20])
     };
     let run = ended_well(&[2, 20, 20]);
-    assert_eq!(outcome(&place.failing(1), &first, &run), Outcome::Recovered);
+    assert_eq!(
+        outcome(&place.failing(1), &first, &run),
+        TrialOutcome::Recovered
+    );
 }

@@ -47,7 +47,7 @@ fn case(gpu: &str, mib: u64) -> LargestCase {
 }
 
 /// What a run observes if it makes these requests of at least 20 MiB each.
-fn run_of(case: &LargestCase, sizes: &[u64]) -> First {
+fn run_of(case: &LargestCase, sizes: &[u64]) -> FirstRun {
     let whole = |size: &u64| size.next_multiple_of(2);
     let needed = sizes.iter().map(whole).sum::<u64>();
     let lacks = needed.saturating_sub(case.trial.memory.0 >> 20);
@@ -61,7 +61,7 @@ fn run_of(case: &LargestCase, sizes: &[u64]) -> First {
         observed.ooms = Some(1);
         observed.ended_out_of_memory = true;
         observed.reads_free_memory = true; // for the text of the error
-        observed.ending = Ending::By(End::Code(1));
+        observed.ending = TrialEnd::By(End::Code(1));
         observed.errors = vec![error(sizes.len() as u64, 31)];
     }
     let recorded = if lacks > 0 {
@@ -69,7 +69,7 @@ fn run_of(case: &LargestCase, sizes: &[u64]) -> First {
     } else {
         Ok(recording(sizes))
     };
-    First {
+    FirstRun {
         observed,
         took: Duration::ZERO,
         recorded: Some(recorded),
@@ -80,7 +80,7 @@ fn run_of(case: &LargestCase, sizes: &[u64]) -> First {
 fn search_by(
     values: &str,
     cases: &[LargestCase],
-    run: impl Fn(&LargestCase, u64) -> First + Sync,
+    run: impl Fn(&LargestCase, u64) -> FirstRun + Sync,
 ) -> (LargestReport, Vec<u64>) {
     let made = Mutex::new(Vec::new());
     let run = |case: &LargestCase, value: u64| {
@@ -379,7 +379,7 @@ fn a_failure_for_another_reason_ends_the_search_of_its_row() {
     let run = |case: &LargestCase, value: u64| {
         let mut run = run_of(case, &requests(value));
         if value % 2 == 1 && case.gpu == "one" {
-            run.observed.ending = Ending::By(End::Code(1));
+            run.observed.ending = TrialEnd::By(End::Code(1));
             run.observed.error = Some("ValueError: odd".to_owned());
         }
         run

@@ -30,7 +30,7 @@ fn found(exact: bool, needs: impl Fn(AddressOrder) -> Bytes + Sync) -> LeastRepo
             ..first.clone()
         }))
     };
-    let program = Program {
+    let program = TrialProgram {
         run: &run,
         ..program(&first)
     };
@@ -38,9 +38,9 @@ fn found(exact: bool, needs: impl Fn(AddressOrder) -> Bytes + Sync) -> LeastRepo
     report.expect("nothing interrupts the search")
 }
 
-fn program(first: &Observed) -> Program<'_, Infallible> {
+fn program(first: &Observed) -> TrialProgram<'_, Infallible> {
     let trial = trial(PLENTY);
-    Program {
+    TrialProgram {
         run: &|_| Ok(None),
         trial,
         first,
@@ -68,7 +68,7 @@ fn predicted(need: u64, in_replay: u64) -> OrderLeast {
         })
     };
     let Ok(report) = least(
-        &Program {
+        &TrialProgram {
             run: &run,
             predict: &predict,
             ..program(&first)
@@ -129,7 +129,7 @@ fn a_shard_searches_with_its_address_orders() {
         let run = |_: &Trial| Ok(Some(first.clone()));
         let shard = Some(Shard { index, count: 2 });
         let Ok(report) = least(
-            &Program {
+            &TrialProgram {
                 run: &run,
                 shard,
                 ..program(&first)
@@ -203,7 +203,7 @@ fn a_real_gpu_has_one_address_order() {
         addresses: None,
         ..trial(PLENTY)
     };
-    let program = Program {
+    let program = TrialProgram {
         run: &run,
         trial: on_gpu,
         ..program(&first)
@@ -235,7 +235,7 @@ fn survived_out_of_memory_errors_fail_unless_allowed() {
     };
     assert!(!is_enough(&first, &unknown, false) && is_enough(&first, &unknown, true));
     let hang = Observed {
-        ending: super::super::observed::Ending::Hang,
+        ending: super::super::observed::TrialEnd::Hang,
         ..ended_well(&[20])
     };
     assert!(!is_enough(&first, &hang, true));

@@ -53,7 +53,7 @@ fn output_is_kept_and_its_last_lines_are_read() {
         Some(logs.path()),
         |runner| runner.run(&fault).unwrap().unwrap(),
     );
-    assert_eq!(seen.ending, Ending::By(End::Code(3)));
+    assert_eq!(seen.ending, TrialEnd::By(End::Code(3)));
     assert!(
         seen.last_lines.concat().contains(r#""first":12,"count":2"#),
         "{:?}",
@@ -80,7 +80,7 @@ fn a_program_that_exceeds_its_time_is_killed_with_its_descendants() {
         let seen = with_runner(&script, limit, None, |runner| {
             runner.run(&trial(Bytes::gib(1))).unwrap().unwrap()
         });
-        assert_eq!(seen.ending, Ending::Hang);
+        assert_eq!(seen.ending, TrialEnd::Hang);
         fs::read_to_string(&pid)
             .ok()
             .filter(|pid| pid.ends_with('\n'))
@@ -97,7 +97,7 @@ fn remaining_processes_end_with_the_program() {
         None,
         |runner| runner.run(&trial(Bytes::gib(1))).unwrap().unwrap(),
     );
-    assert_eq!(seen.ending, Ending::By(End::Code(0)));
+    assert_eq!(seen.ending, TrialEnd::By(End::Code(0)));
 }
 
 #[test]

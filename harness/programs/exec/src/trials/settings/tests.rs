@@ -30,7 +30,7 @@ fn predicted(
         ..trial(Bytes::gib(1))
     };
     let observed = of(&first).unwrap_or_else(|| ended_well(&[2]));
-    let program = Program {
+    let program = TrialProgram {
         run: &run,
         trial: first,
         first: &observed,
@@ -59,7 +59,7 @@ fn the_best_setting_succeeds_without_errors_with_the_lowest_peak_and_the_fewest_
     assert_eq!(report.best, Some(2), "as low a peak with fewer calls");
     let failing = |trial: &Trial| match index(trial) {
         2 => Observed {
-            ending: Ending::By(End::Code(1)),
+            ending: TrialEnd::By(End::Code(1)),
             ended_out_of_memory: true,
             ..ended_well(&[1])
         },
@@ -81,7 +81,7 @@ fn the_best_setting_succeeds_without_errors_with_the_lowest_peak_and_the_fewest_
     );
     let none = compared(None, |_| {
         Some(Observed {
-            ending: Ending::Hang,
+            ending: TrialEnd::Hang,
             ..ended_well(&[1])
         })
     });
@@ -158,7 +158,7 @@ fn a_run_close_to_the_limit_is_repeated_with_each_address_order() {
     let report = compared(None, |trial| {
         let of_order = match trial.addresses {
             Some(AddressOrder::Reuse) => Observed {
-                ending: Ending::By(End::Code(1)),
+                ending: TrialEnd::By(End::Code(1)),
                 ended_out_of_memory: true,
                 ..ended_well(&[1000])
             },

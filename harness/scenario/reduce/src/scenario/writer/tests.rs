@@ -1,6 +1,6 @@
 use std::path::Path;
 
-use harness_scenario::{Scenario, Settings};
+use harness_scenario::{ParameterSettings, Scenario};
 
 use super::*;
 
@@ -33,7 +33,7 @@ fn catalogue_scenarios_survive_writing_and_reading() {
             );
         }
         let points = |source: &str| {
-            Scenario::parse_points(source, &path, &Settings::new()).expect("it is valid")
+            Scenario::parse_points(source, &path, &ParameterSettings::new()).expect("it is valid")
         };
         let said = |scenario: &Scenario| {
             (

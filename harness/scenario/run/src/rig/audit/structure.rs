@@ -480,9 +480,6 @@ impl BlocksRead {
         let after = |before: Option<&BlockInfo>| {
             before.map_or(segment.address, |before| before.address.offset(before.size))
         };
-        let tiling = |expected: String, seen: String| {
-            Finding::new(Invariant::BlocksTileSegments, expected, seen)
-        };
         let (mut misplaced, mut foreign, mut unmerged, mut unowned) = (None, None, None, None);
         let mut sums = Sums::default();
         let mut before = which
@@ -497,52 +494,18 @@ impl BlocksRead {
             .take(which.end + 1)
             .skip(which.start)
         {
-            let next = after(before);
-            if misplaced.is_none() && (block.address != next || block.size == Bytes::ZERO) {
-                let expected = format!("a block at {next} in the segment at {}", segment.address);
-                misplaced = Some(tiling(
-                    expected,
-                    format!("{} at {}", block.size, block.address),
-                ));
+            if misplaced.is_none() {
+                misplaced = not_at(segment, block, after(before));
             }
             // Free blocks of different streams must stay apart until an event orders the streams.
-            let free = |block: &BlockInfo| block.state == BlockState::Inactive;
-            if let Some(before) = before.filter(|before| {
-                merges
-                    && unmerged.is_none()
-                    && free(before)
-                    && free(block)
-                    && before.stream == block.stream
-            }) {
-                let expected = format!(
-                    "the free block at {} merged with its neighbour",
-                    before.address
-                );
-                let seen = format!("{} and {} side by side", before.size, block.size);
-                unmerged = Some(Finding::new(
-                    Invariant::FreeNeighboursAreMerged,
-                    expected,
-                    seen,
-                ));
+            if merges && unmerged.is_none() {
+                unmerged = before.and_then(|before| not_merged(before, block));
             }
             if index == which.end {
                 break;
             }
-            if let Some(stream) = segment
-                .stream
-                .filter(|stream| foreign.is_none() && *stream != block.stream)
-            {
-                let expected = format!(
-                    "blocks of stream {} in the segment at {}",
-                    stream.0, segment.address
-                );
-                foreign = Some(tiling(
-                    expected,
-                    format!(
-                        "{} of stream {} at {}",
-                        block.size, block.stream.0, block.address
-                    ),
-                ));
+            if foreign.is_none() {
+                foreign = of_another_stream(segment, block);
             }
             if block.state == BlockState::Allocated && unowned.is_none() {
                 unowned = not_handed_out(block, handed_out.next());
@@ -551,36 +514,17 @@ impl BlocksRead {
             before = Some(block);
         }
         let next = after(before);
-        let incomplete = (which.end >= segment.blocks.len()
-            && next != segment.address.offset(segment.size))
-        .then(|| {
-            let expected = format!(
-                "blocks of {} in the segment at {}",
-                segment.size, segment.address
-            );
-            tiling(expected, format!("they end at {next}"))
-        });
-        let unowned = unowned.or_else(|| {
-            let (address, owner) = handed_out.next()?;
-            let expected = format!(
-                "{} at {address} to have its own allocated block",
-                owner.requested
-            );
-            Some(Finding::new(
-                Invariant::AllocationsAreDisjoint,
-                expected,
-                "its block is not allocated",
-            ))
-        });
-        let misplaced = misplaced.map_or_else(
-            || {
-                [incomplete, foreign, unmerged]
-                    .into_iter()
-                    .flatten()
-                    .collect()
-            },
-            |first| vec![first],
-        );
+        let is_complete =
+            which.end < segment.blocks.len() || next == segment.address.offset(segment.size);
+        let unowned = unowned.or_else(|| handed_out.next().map(without_block));
+        let misplaced = match misplaced {
+            Some(first) => vec![first],
+            None => {
+                let incomplete = (!is_complete).then(|| ends_at(segment, next));
+                let found = [incomplete, foreign, unmerged];
+                found.into_iter().flatten().collect()
+            }
+        };
         Self {
             sums,
             misplaced,
@@ -591,6 +535,62 @@ impl BlocksRead {
     const fn is_sound(&self) -> bool {
         self.misplaced.is_empty() && self.unowned.is_none()
     }
+}
+
+fn not_tiled(expected: String, seen: String) -> Finding {
+    Finding::new(Invariant::BlocksTileSegments, expected, seen)
+}
+
+fn not_at(segment: &SegmentInfo, block: &BlockInfo, next: DevicePtr) -> Option<Finding> {
+    (block.address != next || block.size == Bytes::ZERO).then(|| {
+        not_tiled(
+            format!("a block at {next} in the segment at {}", segment.address),
+            format!("{} at {}", block.size, block.address),
+        )
+    })
+}
+
+fn ends_at(segment: &SegmentInfo, end: DevicePtr) -> Finding {
+    let expected = format!(
+        "blocks of {} in the segment at {}",
+        segment.size, segment.address
+    );
+    not_tiled(expected, format!("they end at {end}"))
+}
+
+/// Free blocks of different streams must stay apart until an event orders the streams.
+fn not_merged(before: &BlockInfo, block: &BlockInfo) -> Option<Finding> {
+    let free = |block: &BlockInfo| block.state == BlockState::Inactive;
+    (free(before) && free(block) && before.stream == block.stream).then(|| {
+        let expected = format!(
+            "the free block at {} merged with its neighbour",
+            before.address
+        );
+        let seen = format!("{} and {} side by side", before.size, block.size);
+        Finding::new(Invariant::FreeNeighboursAreMerged, expected, seen)
+    })
+}
+
+fn of_another_stream(segment: &SegmentInfo, block: &BlockInfo) -> Option<Finding> {
+    let stream = segment.stream.filter(|stream| *stream != block.stream)?;
+    let expected = format!(
+        "blocks of stream {} in the segment at {}",
+        stream.0, segment.address
+    );
+    let seen = format!(
+        "{} of stream {} at {}",
+        block.size, block.stream.0, block.address
+    );
+    Some(not_tiled(expected, seen))
+}
+
+fn without_block((address, owner): (&DevicePtr, &LiveAllocation)) -> Finding {
+    let expected = format!(
+        "{} at {address} to have its own allocated block",
+        owner.requested
+    );
+    let seen = "its block is not allocated";
+    Finding::new(Invariant::AllocationsAreDisjoint, expected, seen)
 }
 
 /// Compares an allocated block with the live allocation that should be in it.

@@ -18,7 +18,7 @@ use harness_allocator::{stats::MemoryStats, units::Bytes};
 use super::requests::{Operation, Requests};
 use crate::context::RunContext;
 use crate::context::live_blocks::{Block, LiveBlocks};
-use crate::control::{Call, Control};
+use crate::control::{BlockingCall, Control};
 use crate::rig::{Finding, Stop, check_structure};
 use crate::step_result::{StepResult, Unmet};
 use harness_record::{Invariant, Outcome};
@@ -221,7 +221,7 @@ impl Shared<'_, '_> {
         (thread, now): (u64, u64),
         counts: &mut Counts,
     ) -> Result<Option<Held>, Stop> {
-        self.control.calls(Call::Allocate);
+        self.control.calls(BlockingCall::Allocate);
         let allocation = match self.allocator.allocate(request) {
             Ok(allocation) => allocation,
             Err(AllocatorError::Device(error)) => return Err(error.into()),
@@ -250,7 +250,7 @@ impl Shared<'_, '_> {
             // The odd factor spreads the thread and the operation over all eight bytes, so all tags
             // differ.
             let tag = Tag((((thread + 1) << 32) | now).wrapping_mul(0x9e37_79b9_7f4a_7c15));
-            self.control.calls(Call::Fill);
+            self.control.calls(BlockingCall::Fill);
             self.allocator.lock().device.fill(
                 held.allocation.stream(),
                 held.allocation.range(),
@@ -264,7 +264,7 @@ impl Shared<'_, '_> {
     /// Verifies a block's contents and frees it by its address, as PyTorch does.
     fn free(&self, Held { allocation, tag }: Held) -> Result<(), Stop> {
         if let Some(tag) = tag {
-            self.control.calls(Call::Verify);
+            self.control.calls(BlockingCall::Verify);
             self.allocator
                 .lock()
                 .device
@@ -275,7 +275,7 @@ impl Shared<'_, '_> {
             .lock()
             .unwrap_or_else(PoisonError::into_inner)
             .remove(&allocation.ptr());
-        self.control.calls(Call::Free);
+        self.control.calls(BlockingCall::Free);
         Ok(self.allocator.free(allocation.ptr())?)
     }
 
@@ -309,7 +309,7 @@ impl Shared<'_, '_> {
         ));
         violated(findings)?;
         left.into_iter().try_for_each(|held| self.free(held))?;
-        self.control.calls(Call::EmptyCache);
+        self.control.calls(BlockingCall::EmptyCache);
         self.allocator.empty_cache()?;
         violated(check_everything_released(&self.allocator.stats()))?;
         Ok(counts)

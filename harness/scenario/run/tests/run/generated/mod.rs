@@ -16,7 +16,7 @@ use harness_record::{Invariant, Records, Rule, RunRecord, Verdict, Violation};
 use harness_run::control::Control;
 use harness_run::run::{Run, RunObserver, RunRequest};
 use harness_run::session::{Plan, Selection};
-use harness_scenario::{Scenario, Settings, Step, StepKind};
+use harness_scenario::{ParameterSettings, Scenario, Step, StepKind};
 use proptest::test_runner::{Config, RngAlgorithm, TestRng, TestRunner};
 use proptest::{prelude::*, strategy::ValueTree};
 
@@ -61,7 +61,7 @@ fn points(text: &str) -> Result<Vec<Scenario>, TestCaseError> {
     Scenario::parse_points(
         text,
         Path::new("tests/run/generated/generated.yaml"),
-        &Settings::new(),
+        &ParameterSettings::new(),
     )
     .map_err(|error| TestCaseError::fail(error.to_string()))
 }

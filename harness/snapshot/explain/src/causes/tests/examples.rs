@@ -3,7 +3,7 @@
 use harness_allocator::stats::{BlockState, PoolKind};
 use harness_allocator::units::Bytes;
 use harness_trace::snapshot::{
-    Action, Block, Event, ExtraId, Frame, PoolId, RecordedSettings, Segment, Snapshot, StackId,
+    Action, Block, Event, ExtraId, Frame, MempoolId, RecordedSettings, Segment, Snapshot, StackId,
 };
 
 pub(crate) const MIB: u64 = 1 << 20;
@@ -121,7 +121,7 @@ impl Example {
             } else {
                 PoolKind::Large
             },
-            private_pool: PoolId::DEFAULT,
+            private_pool: MempoolId::DEFAULT,
             expandable: false,
             stack: StackId::EMPTY,
             blocks: made,

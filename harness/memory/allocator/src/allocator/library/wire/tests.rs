@@ -3,7 +3,7 @@ use super::*;
 #[test]
 fn messages_and_the_end_of_the_process_arrive() {
     let mut line = Vec::new();
-    let sent = Reply::Call(Call::WaitEvent {
+    let sent = Reply::Call(LibraryCall::WaitEvent {
         stream: 3,
         event: u32::MAX,
     });

@@ -49,9 +49,10 @@ pub(super) struct MatrixOptions {
         help_heading = MANY,
         conflicts_with_all = [
             "addresses", "alloc_conf", "baseline", "command", "context_overhead", "cuda",
-            "cudnn_workspace", "device", "devices", "events", "every_fault", "fail", "fresh", "gpu",
-            "junit", "largest", "latency", "least_memory", "leave_free", "memory", "nccl_memory", "python",
-            "quiet", "record", "require_gpu", "snapshot", "unmeasured", "values",
+            "cudnn_workspace", "device", "devices", "events", "every_fault", "fail", "fresh",
+            "gpu", "junit", "largest", "latency", "least_memory", "leave_free", "memory",
+            "nccl_memory", "python", "quiet", "record", "require_gpu", "snapshot", "unmeasured",
+            "values",
         ],
     )]
     matrix: Option<PathBuf>,

@@ -78,7 +78,7 @@ fn bash_completes_commands_and_options() {
         String::from_utf8(output.stdout).unwrap().trim().to_owned()
     };
     assert_eq!(completed(&["harness", "ex"]), "exec explain");
-    assert_eq!(completed(&["harness", "exec", "--every"]), "--every-fault");
+    assert_eq!(completed(&["harness", "exec", "--every-"]), "--every-fault");
     // Commands that only harness calls are hidden.
     assert_eq!(completed(&["harness", "library-"]), "");
     assert_eq!(

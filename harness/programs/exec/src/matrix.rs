@@ -11,7 +11,7 @@ use crate::doubts::Doubt;
 use crate::hang;
 use crate::process::End;
 use crate::record::Record;
-use crate::trials::observed::{Ending, Observed};
+use crate::trials::observed::{Observed, TrialEnd};
 
 /// The version of a row in JSON. A field that is removed or renamed, or that gets another meaning
 /// or unit, raises it. A new field does not.
@@ -72,8 +72,8 @@ pub struct RunFigures {
 impl RunFigures {
     pub fn of(record: &Record, observed: &Observed) -> Self {
         let (exit_code, failure) = match observed.ending {
-            Ending::Hang => (None, Some("it exceeded its time limit".to_owned())),
-            Ending::By(end) => (Some(end.exit_code()), failure(end, observed)),
+            TrialEnd::Hang => (None, Some("it exceeded its time limit".to_owned())),
+            TrialEnd::By(end) => (Some(end.exit_code()), failure(end, observed)),
         };
         // The process that did not report may have had larger ones.
         let reported = |figure: Option<u64>| figure.filter(|_| observed.unreported.is_none());

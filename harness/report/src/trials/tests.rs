@@ -277,10 +277,10 @@ fn the_doubts_about_all_runs_are_one_line() {
     let faults = FaultReport {
         doubts: timing(1),
         ..report(vec![
-            case(1, Outcome::Recovered, 12),
+            case(1, TrialOutcome::Recovered, 12),
             FaultCase {
                 doubts: timing(2),
-                ..case(2, Outcome::Recovered, 12)
+                ..case(2, TrialOutcome::Recovered, 12)
             },
         ])
     };

@@ -96,7 +96,7 @@ fn an_order_has_the_doubts_about_the_first_run_and_its_own() {
             ..first.clone()
         }))
     };
-    let program = Program {
+    let program = TrialProgram {
         run: &run,
         ..program(&first)
     };

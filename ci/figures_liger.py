@@ -44,14 +44,21 @@ def print_figures(text):
             print("figure", re.sub(r"[\s\"]+", "", "/".join(filter(None, name))), f"{peak}MiB")
 
 
-def twice(function, *_, grad_to_none=None, quantiles=None, **__):
+def flushed_cache():
+    """What Triton's benchmark writes between two calls. It stays in PyTorch's cache."""
+    import torch
     import triton
 
-    function()
     driver = triton.runtime.driver.active
     if hasattr(driver, "get_empty_cache_for_benchmark"):
-        # The benchmark writes it between two calls, and it stays in PyTorch's cache.
-        _flushed = driver.get_empty_cache_for_benchmark()
+        return driver.get_empty_cache_for_benchmark()
+    # Triton 3.0 and 3.1 have no function for it.
+    return torch.empty(256_000_000 // 4, dtype=torch.int, device="cuda")
+
+
+def twice(function, *_, grad_to_none=None, quantiles=None, **__):
+    function()
+    _flushed = flushed_cache()
     for tensor in grad_to_none or []:
         tensor.grad = None
     function()

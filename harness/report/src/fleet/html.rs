@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::{cmp::Reverse, fmt::Write as _};
 
 use harness_allocator::units::Bytes;
+use harness_explain::categories;
 use harness_explain::fleet::{FleetOutcome, Row};
 
 use super::{FleetSummary, text};
@@ -183,7 +184,7 @@ impl Job<'_> {
                 let category = row.analysis.category.as_ref()?;
                 Some(format!(
                     "{}, {}",
-                    category.replace('_', " "),
+                    categories::about(category),
                     Bytes(row.analysis.category_bytes)
                 ))
             });

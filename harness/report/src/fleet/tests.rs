@@ -11,7 +11,7 @@ fn row(file: &str, job: &str, cures: &[&str]) -> Row {
         cause: Some("inactive_split".to_owned()),
         cause_bytes: 1 << 30,
         top_site: Some("model.py:41 forward".to_owned()),
-        category: Some("optimizer_state".to_owned()),
+        category: Some("program".to_owned()),
         faithful: Some(true),
         cures: cures.iter().map(|&cure| cure.to_owned()).collect(),
         ..Analysis::default()

@@ -1,6 +1,7 @@
 //! The table for a terminal, whose parts the page repeats.
 
 use harness_base::words::count;
+use harness_explain::categories;
 
 use super::{FleetCause, FleetChange, FleetProblem, FleetSummary};
 use crate::terminal::{Style, Text};
@@ -119,14 +120,14 @@ fn cause_cells(cause: &FleetCause) -> Vec<String> {
         || NOTHING.to_owned(),
         |site| format!("{site} ({top_site_ranks} of {ranks})"),
     );
-    let category = category.as_deref().unwrap_or(NOTHING).replace('_', " ");
+    let category = category.as_deref().map_or(NOTHING, categories::about);
     vec![
         jobs.to_string(),
         ranks.to_string(),
         bytes.to_string(),
         about(cause).to_owned(),
         top,
-        category,
+        category.to_owned(),
     ]
 }
 

@@ -43,6 +43,13 @@ const CATEGORIES: [(&str, &str); 12] = [
     (BEFORE, "older than the recording"),
     (OTHER, "other"),
 ];
+
+/// Returns the description of a category. Those of a user have their names.
+pub fn about(category: &str) -> &str {
+    let built_in = CATEGORIES.iter().find(|(name, _)| *name == category);
+    built_in.map_or(category, |(_, about)| about)
+}
+
 const PARAMETERS: &str = "parameters";
 const GRADIENTS: &str = "gradients";
 const OPTIMIZER_STATE: &str = "optimizer_state";

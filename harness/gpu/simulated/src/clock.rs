@@ -44,6 +44,8 @@ pub(crate) struct Streams {
     captures: BTreeMap<u64, Capture>,
     /// The number of captures so far.
     captured: u64,
+    /// New graphs of captures that failed.
+    failed: Vec<usize>,
     idle: Idle,
 }
 
@@ -116,6 +118,7 @@ impl Streams {
             submitted: Arc::default(),
             captures,
             captured: 0,
+            failed: Vec::new(),
             idle: Idle::default(),
         }
     }

@@ -41,11 +41,12 @@ pub(crate) enum Code {
     CaptureImplicit = 906,
     CapturedEvent = 907,
     CaptureWrongThread = 908,
+    GraphUpdateFailed = 910,
 }
 
 /// Names in the runtime and in the driver, and messages, by number. The driver has no name for an
 /// error of the runtime alone.
-const TEXTS: [(i32, &CStr, &CStr, &CStr); 31] = [
+const TEXTS: [(i32, &CStr, &CStr, &CStr); 32] = [
     (0, c"cudaSuccess", c"CUDA_SUCCESS", c"no error"),
     (
         1,
@@ -226,6 +227,13 @@ const TEXTS: [(i32, &CStr, &CStr, &CStr); 31] = [
         c"cudaErrorStreamCaptureWrongThread",
         c"CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD",
         c"attempt to terminate a thread-local capture sequence from another thread",
+    ),
+    (
+        910,
+        c"cudaErrorGraphExecUpdateFailure",
+        c"CUDA_ERROR_GRAPH_EXEC_UPDATE_FAILURE",
+        c"the graph update was not performed because it included changes which violated \
+          constraints specific to instantiated graph update",
     ),
 ];
 

@@ -9,7 +9,8 @@
 //! trim.
 //!
 //! Assumed: addresses and physical memory grow by multiples of [`CHUNK`], as in pools, and pieces
-//! are cut first fit, in multiples of [`ALIGNMENT`].
+//! are cut first fit, in multiples of [`ALIGNMENT`]. A request that does not fit gets other
+//! addresses, and the physical memory of those in its graph that are free before it.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -23,6 +24,8 @@ const ALIGNMENT: Bytes = Bytes(512);
 
 /// A range of addresses that a graph has reserved, by its start.
 type Start = u64;
+/// A chunk of a segment.
+type Place = (Start, usize);
 
 /// The memory of all graphs of a process.
 #[derive(Debug, Default)]
@@ -40,7 +43,7 @@ pub(crate) struct GraphMemory {
 }
 
 /// What the nodes of a graph allocate and free.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 struct Contents {
     segments: BTreeSet<Start>,
     /// Allocations without a free in the graph.
@@ -69,6 +72,8 @@ struct Segment {
     pieces: BTreeMap<u64, Piece>,
     /// The physical memory of each chunk.
     mapped: Vec<Option<u64>>,
+    /// The chunks of earlier segments, free by then, whose physical memory the first chunks have.
+    shared: Vec<Place>,
 }
 
 #[derive(Clone, Debug)]
@@ -106,7 +111,7 @@ struct Physical {
 #[derive(Debug, Default)]
 struct Chunk {
     /// The segments to which it is mapped, and which of their chunks it is.
-    mappings: BTreeSet<(Start, usize)>,
+    mappings: BTreeSet<Place>,
     live: BTreeSet<u64>,
     /// The executable graph that used it last, and the work that must end before another may.
     user: usize,
@@ -159,6 +164,34 @@ impl Segment {
         Bytes(self.mapped.len() as u64 * CHUNK.0)
     }
 
+    fn new(
+        device: usize,
+        (start, size): (Start, Bytes),
+        chunks: Bytes,
+        shared: Vec<Place>,
+        position: &Position,
+    ) -> Self {
+        let state = State::New;
+        let whole = Piece {
+            size: chunks,
+            state,
+        };
+        let mut segment = Self {
+            device,
+            pieces: BTreeMap::from([(start, whole)]),
+            mapped: vec![None; (chunks.0 / CHUNK.0) as usize],
+            shared,
+        };
+        segment.take(size, position);
+        segment
+    }
+
+    /// The chunks with their own physical memory, or that of the earlier chunks.
+    fn places(&self, start: Start) -> impl Iterator<Item = Place> {
+        let own = (self.shared.len()..self.mapped.len()).map(move |index| (start, index));
+        self.shared.iter().copied().chain(own)
+    }
+
     /// Cuts a piece from the first available run of pieces that is large enough.
     fn take(&mut self, size: Bytes, position: &Position) -> Option<u64> {
         let mut run: Option<(u64, Bytes)> = None;
@@ -190,22 +223,39 @@ impl Segment {
 }
 
 impl GraphMemory {
-    /// Returns whether a graph allocates or frees memory: then it cannot be cloned or contained in
-    /// another one.
+    /// Returns whether a graph or an executable graph allocates or frees memory: then it cannot be
+    /// cloned or contained in another one.
     pub(crate) fn is_in(&self, graph: usize) -> bool {
-        self.graphs.contains_key(&graph)
+        self.graphs.contains_key(&graph) || self.executables.contains_key(&graph)
     }
 
     /// The position of a new node after others.
-    pub(crate) fn after(&mut self, node: usize, dependencies: &[usize]) -> Position {
+    pub(crate) fn after(&self, node: usize, dependencies: &[usize]) -> Position {
         let before = dependencies
             .iter()
             .filter_map(|other| self.frees.get(other));
-        let after: BTreeSet<usize> = before.flatten().copied().collect();
-        if !after.is_empty() {
-            self.frees.insert(node, after.clone());
-        }
+        let after = before.flatten().copied().collect();
         Position::Node { node, after }
+    }
+
+    /// Notes the order of a node that a graph has got.
+    pub(crate) fn add(&mut self, position: Position) {
+        if let Position::Node { node, after } = position
+            && !after.is_empty()
+        {
+            self.frees.entry(node).or_default().extend(after);
+        }
+    }
+
+    /// Refuses to update an executable graph to a graph with other memory, which is not modelled.
+    pub(crate) fn allow_update(&self, executable: usize, graph: usize) -> Result<(), Code> {
+        let before = self.executables.get(&executable).map(|of| &of.contents);
+        let after = self.graphs.get(&graph).map(|of| &of.contents);
+        if before == after {
+            Ok(())
+        } else {
+            Err(Code::GraphUpdateFailed)
+        }
     }
 
     /// Allocates for a graph. `reserve` gets addresses of the device.
@@ -221,9 +271,9 @@ impl GraphMemory {
         if size == Bytes::ZERO {
             return Err(Code::InvalidValue);
         }
-        let contents = &mut self.graphs.entry(graph).or_default().contents;
-        let mut known = contents.segments.iter();
-        let found = known.find_map(|start| {
+        let known = self.graphs.get(&graph);
+        let known = known.into_iter().flat_map(|of| &of.contents.segments);
+        let found = known.clone().find_map(|start| {
             let segment = self.segments.get_mut(start)?;
             (segment.device == device).then(|| segment.take(size, position))?
         });
@@ -231,25 +281,46 @@ impl GraphMemory {
             start
         } else {
             let start = reserve(chunks)?;
-            let state = State::New;
-            let mut segment = Segment {
-                device,
-                pieces: BTreeMap::from([(
-                    start,
-                    Piece {
-                        size: chunks,
-                        state,
-                    },
-                )]),
-                mapped: vec![None; (chunks.0 / CHUNK.0) as usize],
-            };
-            segment.take(size, position);
+            let known: Vec<Start> = known.copied().collect();
+            let shared = self.share(&known, (device, size), position);
+            let segment = Segment::new(device, (start, size), chunks, shared, position);
             self.segments.insert(start, segment);
-            contents.segments.insert(start);
             start
         };
+        let contents = &mut self.graphs.entry(graph).or_default().contents;
+        if found.is_none() {
+            contents.segments.insert(start);
+        }
         contents.kept.insert(start, size);
         Ok(start)
+    }
+
+    /// Gives the chunks of segments that are free before a position to a new segment, as many as
+    /// an allocation fills. The addresses of those segments are not used again.
+    fn share(
+        &mut self,
+        known: &[Start],
+        (device, size): (usize, Bytes),
+        position: &Position,
+    ) -> Vec<Place> {
+        let most = (size.0 / CHUNK.0) as usize;
+        let mut shared = Vec::new();
+        for start in known {
+            let Some(segment) = self.segments.get_mut(start) else {
+                continue;
+            };
+            let mut pieces = segment.pieces.values();
+            if shared.len() < most
+                && segment.device == device
+                && pieces.all(|piece| piece.is_available(position))
+            {
+                shared.extend(segment.places(*start));
+                let pieces = segment.pieces.values_mut();
+                pieces.for_each(|piece| piece.state = State::Taken);
+            }
+        }
+        shared.truncate(most);
+        shared
     }
 
     /// Frees an allocation in a graph: its own, or once what another graph allocates.
@@ -259,32 +330,32 @@ impl GraphMemory {
         address: u64,
         position: Position,
     ) -> Result<(), Code> {
-        if let Position::Node { node, after } = &position {
-            let mut frees = after.clone();
-            frees.insert(*node);
-            self.frees.insert(*node, frees);
+        let of_graph = self.graphs.get(&graph).map(|graph| &graph.contents);
+        let is_own = of_graph.is_some_and(|own| own.kept.contains_key(&address));
+        let is_kept = self.live.contains(&address)
+            || self.contents().any(|of| of.kept.contains_key(&address));
+        let is_freed = if is_own {
+            self.contents().any(|of| of.freed.contains(&address))
+        } else {
+            of_graph.is_some_and(|own| own.freed.contains(&address))
+        };
+        if !is_kept || is_freed {
+            return Err(Code::InvalidValue);
         }
-        let is_own = self
-            .graphs
-            .get_mut(&graph)
-            .is_some_and(|graph| graph.contents.kept.remove(&address).is_some());
+        if let Position::Node { node, .. } = &position {
+            self.frees.entry(*node).or_default().insert(*node);
+        }
+        let contents = &mut self.graphs.entry(graph).or_default().contents;
         if is_own {
+            contents.kept.remove(&address);
             let around = self.segments.range_mut(..=address).next_back();
             if let Some(piece) = around.and_then(|(_, of)| of.pieces.get_mut(&address)) {
                 piece.state = State::Freed(position);
             }
-            return Ok(());
-        }
-        let is_kept = self.live.contains(&address)
-            || self
-                .contents()
-                .any(|contents| contents.kept.contains_key(&address));
-        let freed = &mut self.graphs.entry(graph).or_default().contents.freed;
-        if is_kept && freed.insert(address) {
-            Ok(())
         } else {
-            Err(Code::InvalidValue)
+            contents.freed.insert(address);
         }
+        Ok(())
     }
 
     fn contents(&self) -> impl Iterator<Item = &Contents> {
@@ -343,6 +414,7 @@ impl GraphMemory {
         is_ready: impl Fn(&Work) -> bool,
     ) -> BTreeMap<usize, Bytes> {
         let (mut taken, mut missing) = (BTreeMap::new(), BTreeMap::new());
+        let mut numbers = BTreeSet::new();
         let Some(Executable { contents, .. }) = self.executables.get(&executable) else {
             return missing;
         };
@@ -359,31 +431,41 @@ impl GraphMemory {
             };
             let device = segment.device;
             let chunks = &self.physical.entry(device).or_default().chunks;
-            for (index, mapped) in segment.mapped.iter().enumerate() {
+            let own = segment.mapped.iter().enumerate();
+            for (index, mapped) in own.skip(segment.shared.len()) {
                 let same = mapped
                     .iter()
                     .filter_map(|number| chunks.get_key_value(number));
                 let mut candidates = same.chain(chunks);
                 let found = candidates.find(|(number, chunk)| {
-                    is_usable(chunk) && !taken.contains_key(&(device, **number))
+                    is_usable(chunk) && !numbers.contains(&(device, **number))
                 });
                 match found {
                     Some((&number, _)) => {
-                        taken.insert((device, number), (*start, index));
+                        numbers.insert((device, number));
+                        taken.insert((*start, index), (device, number));
                     }
                     None => *missing.entry(device).or_default() += CHUNK,
                 }
             }
         }
         if missing.is_empty() {
-            for ((device, number), place) in taken {
-                self.map_chunk(device, number, place);
+            for start in contents.segments.clone() {
+                let segment = self.segments.get(&start);
+                let places: Vec<Place> = segment
+                    .map(|of| of.places(start).collect())
+                    .unwrap_or_default();
+                for (index, place) in places.iter().enumerate() {
+                    if let Some(&(device, number)) = taken.get(place) {
+                        self.map_chunk(device, number, (start, index));
+                    }
+                }
             }
         }
         missing
     }
 
-    fn map_chunk(&mut self, device: usize, number: u64, (start, index): (Start, usize)) {
+    fn map_chunk(&mut self, device: usize, number: u64, (start, index): Place) {
         let physical = self.physical.entry(device).or_default();
         let mapped = self.segments.get_mut(&start);
         let Some(mapped) = mapped.and_then(|segment| segment.mapped.get_mut(index)) else {

@@ -186,6 +186,22 @@ unsafe extern "C" {
     fn cudaGraphUpload(executable: usize, stream: usize) -> c_int;
     fn cudaGraphLaunch(executable: usize, stream: usize) -> c_int;
     fn cudaGraphExecDestroy(executable: usize) -> c_int;
+    fn cudaGraphExecUpdate(executable: usize, graph: usize, result: *mut [usize; 3]) -> c_int;
+    fn __cudaRegisterFatBinary(binary: *const usize) -> usize;
+    fn __cudaRegisterFunction(
+        binary: usize,
+        function: usize,
+        device_function: *const c_char,
+        name: *const c_char,
+        threads: c_int,
+        places: usize,
+        more: usize,
+        of_them: usize,
+        unused: usize,
+        last: usize,
+    );
+    fn cudaFuncGetAttributes(attributes: *mut [c_int; 36], function: usize) -> c_int;
+    fn cudaFuncSetAttribute(function: usize, number: c_int, value: c_int) -> c_int;
     fn cudaDeviceGraphMemTrim(device: c_int) -> c_int;
     fn cudaDeviceGetGraphMemAttribute(device: c_int, attribute: c_int, value: *mut u64) -> c_int;
 }
@@ -839,6 +855,74 @@ fn another_process_opens_memory_by_its_handle() {
     passes_again(HANDLE, &printed(bytes));
 }
 
+/// A fat binary with one image of machine code for the first GPU.
+fn fat_binary(image: &[u8]) -> Vec<u8> {
+    let (major, minor) = GPUS[0].capability;
+    let code = image.len().next_multiple_of(8);
+    let mut entry = Vec::new();
+    entry.extend(2_u16.to_le_bytes());
+    entry.extend(1_u16.to_le_bytes());
+    entry.extend(64_u32.to_le_bytes());
+    entry.extend((code as u64).to_le_bytes());
+    entry.extend([0; 12]);
+    entry.extend((10 * major + minor).to_le_bytes());
+    entry.resize(64, 0);
+    entry.extend(image);
+    entry.resize(64 + code, 0);
+    let mut binary = Vec::new();
+    binary.extend(0xba55_ed50_u32.to_le_bytes());
+    binary.extend(1_u16.to_le_bytes());
+    binary.extend(16_u16.to_le_bytes());
+    binary.extend((entry.len() as u64).to_le_bytes());
+    binary.extend(entry);
+    binary
+}
+
+#[test]
+fn a_registered_kernel_has_the_limits_of_a_loaded_one() {
+    const TEST: &str = "a_registered_kernel_has_the_limits_of_a_loaded_one";
+    /// The magic number and the version of a wrapper of a fat binary.
+    const WRAPPER: usize = 0x1_4662_43b1;
+    const MAX_DYNAMIC: c_int = 8;
+    /// A kernel is known by the address of its function.
+    const FUNCTION: usize = 0x1000;
+    if !is_program(TEST) {
+        return Run::new().passes(TEST);
+    }
+    let image = include_bytes!("../src/image/kernels.cubin");
+    let binary = fat_binary(image);
+    let wrapper = [WRAPPER, binary.as_ptr().expose_provenance(), 0];
+    let (mut module, mut function) = (0, 0);
+    // SAFETY: all places and strings are valid, and live until the end of the test.
+    unsafe {
+        let registered = __cudaRegisterFatBinary(wrapper.as_ptr());
+        let name = c"first".as_ptr();
+        __cudaRegisterFunction(registered, FUNCTION, name, name, -1, 0, 0, 0, 0, 0);
+        assert_eq!(cuModuleLoadData(&raw mut module, image.as_ptr()), 0);
+        assert_eq!(cuModuleGetFunction(&raw mut function, module, name), 0);
+        let of_runtime = || {
+            let mut attributes = [-7; 36];
+            assert_eq!(cudaFuncGetAttributes(&raw mut attributes, FUNCTION), 0);
+            // Threads of a block, shared memory, registers and the most dynamic shared memory.
+            [6, 0, 7, 11].map(|place| attributes[place])
+        };
+        let of_driver = || {
+            [0, 1, 4, MAX_DYNAMIC].map(|number| {
+                let mut value = -7;
+                assert_eq!(cuFuncGetAttribute(&raw mut value, number, function), 0);
+                value
+            })
+        };
+        assert_eq!(of_runtime(), [256, 4096, 10, (48 << 10) - 4096]);
+        assert_eq!(of_runtime(), of_driver());
+        for (value, code) in [(1 << 20, INVALID_VALUE), (16 << 10, 0)] {
+            assert_eq!(cudaFuncSetAttribute(FUNCTION, MAX_DYNAMIC, value), code);
+            assert_eq!(cuFuncSetAttribute(function, MAX_DYNAMIC, value), code);
+            assert_eq!(of_runtime(), of_driver());
+        }
+    }
+}
+
 #[test]
 fn functions_have_the_registers_and_shared_memory_of_their_machine_code() {
     const TEST: &str = "functions_have_the_registers_and_shared_memory_of_their_machine_code";
@@ -1224,6 +1308,44 @@ fn graphs_in_one_stream_share_their_memory_which_stays_until_a_trim() {
         assert_eq!(cudaDeviceGraphMemTrim(0), 0);
     }
     assert_eq!((graph_memory(), free_memory()), ([0; 2], 1024 * MIB));
+}
+
+#[test]
+fn a_graph_with_memory_has_one_place_and_a_failed_capture_keeps_no_addresses() {
+    const TEST: &str = "a_graph_with_memory_has_one_place_and_a_failed_capture_keeps_no_addresses";
+    const UPDATE_FAILURE: c_int = 910;
+    /// `CU_GRAPH_NODE_TYPE_GRAPH` and `CU_GRAPH_CHILD_GRAPH_OWNERSHIP_MOVE`.
+    const MOVED_CHILD: (usize, usize) = (4, 1);
+    if !is_program(TEST) {
+        return Run::new().passes(TEST);
+    }
+    let (mut stream, mut capture, mut result) = (0, 0, [7; 3]);
+    let [(graph, executable, _), (other, ..)] = [(); 2].map(|()| instantiated(64 * MIB, true));
+    let (kind, ownership) = MOVED_CHILD;
+    let described = [kind, 0, graph, ownership];
+    // SAFETY: the places are valid.
+    unsafe {
+        assert_eq!(cudaStreamCreateWithFlags(&raw mut stream, 1), 0);
+        assert_eq!(cudaStreamBeginCapture(stream, 0), 0);
+        assert_eq!(cudaGraphLaunch(executable, stream), INVALID_VALUE);
+        assert_eq!(cudaStreamEndCapture(stream, &raw mut capture), 0);
+        for (from, expected) in [(graph, (0, [0; 3])), (other, (UPDATE_FAILURE, [6, 0, 0]))] {
+            let code = cudaGraphExecUpdate(executable, from, &raw mut result);
+            assert_eq!((code, [result[0] & 0xff, result[1], result[2]]), expected);
+        }
+        let parameters = described.as_ptr().cast();
+        let code = cuGraphAddNode(&raw mut capture, other, ptr::null(), 0, parameters);
+        assert_eq!(code, 801, "not supported");
+        let addresses = [(); 3].map(|()| {
+            let mut address = 0;
+            assert_eq!(cudaStreamBeginCapture(stream, 0), 0);
+            assert_eq!(cudaMallocAsync(&raw mut address, 64 * MIB, stream), 0);
+            assert_ne!(cudaDeviceSynchronize(), 0, "unsafe in a capture");
+            assert_ne!(cudaStreamEndCapture(stream, &raw mut capture), 0);
+            address
+        });
+        assert_eq!(addresses, [addresses[0]; 3]);
+    }
 }
 
 #[test]

@@ -127,6 +127,8 @@ pub(super) struct Capture {
     origin: usize,
     /// The graph that it adds to.
     graph: Option<usize>,
+    /// The program gets the graph at the end.
+    is_new: bool,
     thread: u64,
     mode: Mode,
     is_valid: bool,
@@ -390,6 +392,7 @@ impl Streams {
             Capture {
                 origin,
                 graph: None,
+                is_new: false,
                 thread,
                 mode,
                 is_valid: true,
@@ -417,12 +420,17 @@ impl Streams {
         Some((self.graph_of(*id)?, position))
     }
 
-    /// Makes the capture in a stream add to a graph.
-    pub(crate) fn capture_to(&mut self, handle: usize, current: usize, graph: usize) {
+    /// Makes the capture in a stream add to a new graph or one of the program.
+    pub(crate) fn capture_to(&mut self, handle: usize, current: usize, graph: usize, is_new: bool) {
         let id = self.place(key(handle, current)).map(|place| place.id);
         if let Some(capture) = id.and_then(|id| self.captures.get_mut(&id)) {
-            capture.graph = Some(graph);
+            (capture.graph, capture.is_new) = (Some(graph), is_new);
         }
+    }
+
+    /// Takes the new graphs of captures that failed.
+    pub(crate) fn take_failed(&mut self) -> Vec<usize> {
+        std::mem::take(&mut self.failed)
     }
 
     /// Ends a capture in its stream. All work in it must come before the end. Returns its graph.
@@ -452,26 +460,23 @@ impl Streams {
         if mode != Mode::Relaxed && began != thread {
             return Err(self.invalidated(&[id], Code::CaptureWrongThread));
         }
-        let Some(Capture {
-            is_valid,
-            graph,
-            work,
-            ..
-        }) = self.leave(id)
-        else {
+        let Some(capture) = self.leave(id) else {
             return Err(Code::IllegalState);
         };
-        if !is_valid {
-            return Err(Code::CaptureInvalidated);
-        }
-        let is_joined = work
-            .iter()
-            .all(|(stream, work)| before.get(stream).is_some_and(|before| before >= work));
-        if is_joined {
-            Ok(graph)
-        } else {
-            Err(Code::CaptureUnjoined)
-        }
+        let mut work = capture.work.iter();
+        let is_joined =
+            work.all(|(stream, work)| before.get(stream).is_some_and(|before| before >= work));
+        let failure = match (capture.is_valid, is_joined) {
+            (true, true) => return Ok(capture.graph),
+            (true, false) => Code::CaptureUnjoined,
+            (false, _) => Code::CaptureInvalidated,
+        };
+        self.fail(&capture);
+        Err(failure)
+    }
+
+    fn fail(&mut self, capture: &Capture) {
+        self.failed.extend(capture.graph.filter(|_| capture.is_new));
     }
 
     /// Takes all streams out of a capture.
@@ -495,7 +500,9 @@ impl Streams {
             .iter()
             .find(|(_, capture)| capture.origin == stream)
             .map(|(id, _)| *id);
-        begun.and_then(|id| self.leave(id));
+        if let Some(capture) = begun.and_then(|id| self.leave(id)) {
+            self.fail(&capture);
+        }
     }
 
     /// The status of a stream. The manual's answer for the legacy stream invalidates nothing.

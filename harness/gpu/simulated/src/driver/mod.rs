@@ -11,7 +11,7 @@ mod copies;
 mod mapping;
 mod memory;
 mod modules;
-mod occupancy;
+pub(crate) mod occupancy;
 mod pools;
 mod streams;
 

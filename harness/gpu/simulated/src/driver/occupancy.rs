@@ -13,7 +13,7 @@ use crate::image::Kernel;
 use crate::world::machine;
 
 /// Numbers of `CUfunction_attribute`.
-mod attribute {
+pub(crate) mod attribute {
     use std::ffi::c_int;
 
     pub(super) const MAX_THREADS: c_int = 0;
@@ -23,7 +23,7 @@ mod attribute {
     pub(super) const REGISTERS: c_int = 4;
     pub(super) const PTX_VERSION: c_int = 5;
     pub(super) const BINARY_VERSION: c_int = 6;
-    pub(super) const MAX_DYNAMIC_SHARED: c_int = 8;
+    pub(crate) const MAX_DYNAMIC_SHARED: c_int = 8;
     pub(super) const CARVEOUT: c_int = 9;
 }
 
@@ -36,6 +36,22 @@ fn reserved() -> u32 {
     of_device(&machine().settings, 111, 0)
 }
 
+/// The most dynamic shared memory of a launch: what the program set, or what the default limit
+/// leaves beside a kernel's own.
+pub(crate) fn most_dynamic(kernel: Kernel, set: Option<u32>) -> u32 {
+    set.unwrap_or_else(|| SHARED_MEMORY.saturating_sub(kernel.shared))
+}
+
+/// Refuses more dynamic shared memory than the GPU has beside a kernel's own.
+pub(crate) fn allow_dynamic(kernel: Kernel, value: c_int) -> Result<u32, Code> {
+    let most = machine().settings.gpu.limits().shared_memory_of_a_block;
+    let bytes = u32::try_from(value).map_err(|_| Code::InvalidValue)?;
+    if bytes.saturating_add(kernel.shared) > most {
+        return Err(Code::InvalidValue);
+    }
+    Ok(bytes)
+}
+
 fn function_attribute(number: c_int, function: usize) -> c_int {
     let gpu = machine().settings.gpu;
     let kernel = kernel(function);
@@ -45,7 +61,7 @@ fn function_attribute(number: c_int, function: usize) -> c_int {
             .loaded
             .get_mut(function)
             .and_then(|known| known.dynamic);
-        set.unwrap_or_else(|| SHARED_MEMORY.saturating_sub(kernel.shared))
+        most_dynamic(kernel, set)
     };
     let value = match number {
         attribute::MAX_THREADS => kernel.most_threads(&gpu.limits()),
@@ -69,16 +85,11 @@ fn set_function_attribute(number: c_int, value: c_int, function: usize) -> Resul
     if number != attribute::MAX_DYNAMIC_SHARED {
         return Ok(());
     }
-    let most = machine().settings.gpu.limits().shared_memory_of_a_block;
-    let bytes = u32::try_from(value).map_err(|_| Code::InvalidValue)?;
     let mut state = machine().state();
     let Some(known) = state.loaded.get_mut(function) else {
         return Ok(());
     };
-    if bytes.saturating_add(known.kernel.shared) > most {
-        return Err(Code::InvalidValue);
-    }
-    known.dynamic = Some(bytes);
+    known.dynamic = Some(allow_dynamic(known.kernel, value)?);
     Ok(())
 }
 

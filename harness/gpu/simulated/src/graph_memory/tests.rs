@@ -17,7 +17,9 @@ struct Memory {
 impl Memory {
     fn node(&mut self, after: &[usize]) -> (usize, Position) {
         self.nodes += 1;
-        (self.nodes, self.graphs.after(self.nodes, after))
+        let position = self.graphs.after(self.nodes, after);
+        self.graphs.add(position.clone());
+        (self.nodes, position)
     }
 
     /// A node that allocates, and its address.
@@ -110,6 +112,67 @@ fn neighbours_that_are_free_make_room_for_a_larger_allocation() {
 }
 
 #[test]
+fn a_request_that_does_not_fit_has_the_memory_of_what_is_free_before_it() {
+    let mut memory = Memory::default();
+    let mut after = Vec::new();
+    for size in 1..=8 {
+        let (node, address) = memory.allocate(GRAPH, Bytes::mib(40 * size), &after);
+        after = vec![node];
+        let free = memory.free(GRAPH, address, &after).expect("frees");
+        after = vec![free];
+    }
+    memory.instantiate(GRAPH, RUN);
+    assert_eq!(memory.launch(RUN, 1), Ok(Bytes::mib(320)), "the largest");
+    assert_eq!(memory.launch(RUN, 1), Ok(Bytes::ZERO));
+    memory.graphs.destroy(RUN, &[]);
+    let (_, address) = memory.allocate(GRAPH, Bytes::mib(400), &[]);
+    memory.instantiate(GRAPH, RUN);
+    assert_eq!(
+        memory.launch(RUN, 1),
+        Ok(Bytes::mib(416)),
+        "it may run before the frees"
+    );
+    let none = Work::new();
+    assert_eq!(memory.graphs.free(address, &none), Some(Ok(())));
+    assert_eq!(memory.graphs.trim(0, |_| true), Bytes::mib(736));
+}
+
+#[test]
+fn a_refused_call_changes_no_graph() {
+    let mut memory = Memory::default();
+    let (node, address) = memory.allocate(GRAPH, Bytes::mib(40), &[]);
+    let free = memory.free(GRAPH, address, &[node]).expect("frees");
+    let position = memory.graphs.after(memory.nodes + 1, &[free]);
+    let refused = memory.graphs.free_in(GRAPH, address, position.clone());
+    assert_eq!(refused, Err(Code::InvalidValue), "it is free");
+    let (_, other) = memory.allocate(GRAPH, Bytes::mib(40), &[]);
+    assert_ne!(other, address, "the refused node had the same number");
+    let full = |_| Err(Code::OutOfMemory);
+    let refused = [
+        memory.graphs.free_in(OTHER, 7, position.clone()),
+        memory
+            .graphs
+            .allocate(OTHER, (0, Bytes::mib(1)), &position, full)
+            .map(drop),
+    ];
+    assert_eq!(refused, [Err(Code::InvalidValue), Err(Code::OutOfMemory)]);
+    assert!(!memory.graphs.is_in(OTHER));
+}
+
+#[test]
+fn an_update_cannot_change_the_memory_of_a_graph() {
+    let mut memory = Memory::default();
+    memory.graph(GRAPH, RUN, true);
+    memory.graph(OTHER, OTHER_RUN, true);
+    let update = |executable, graph| memory.graphs.allow_update(executable, graph);
+    assert_eq!((update(RUN, GRAPH), update(7, 8)), (Ok(()), Ok(())));
+    for (executable, graph) in [(RUN, OTHER), (RUN, 8), (7, OTHER)] {
+        let refused = update(executable, graph);
+        assert_eq!(refused, Err(Code::GraphUpdateFailed), "{graph}");
+    }
+}
+
+#[test]
 fn captured_calls_are_ordered_by_the_work_before_them() {
     let captured = |capture, stream, work: &[(usize, u64)]| Position::Captured {
         capture,
@@ -199,7 +262,10 @@ fn a_graph_frees_once_what_it_or_another_one_allocates() {
         assert_eq!(refused, Err(Code::InvalidValue), "{address}");
     }
     assert!(memory.free(OTHER, kept, &[]).is_ok());
-    assert_eq!(memory.free(OTHER, kept, &[]), Err(Code::InvalidValue));
+    for graph in [OTHER, GRAPH] {
+        let again = memory.free(graph, kept, &[]);
+        assert_eq!(again, Err(Code::InvalidValue), "{graph}");
+    }
     memory.instantiate(GRAPH, RUN);
     memory.instantiate(OTHER, OTHER_RUN);
     assert_eq!(
@@ -221,7 +287,8 @@ fn at_most_one_executable_graph_of_a_graph_with_memory_exists() {
     assert_eq!(second(), Err(Code::InvalidValue));
     memory.graphs.destroy(RUN, &[]);
     assert_eq!(memory.graphs.instantiate(GRAPH, OTHER_RUN, false), Ok(()));
-    assert!(memory.graphs.is_in(GRAPH) && !memory.graphs.is_in(OTHER));
+    assert!(memory.graphs.is_in(GRAPH) && memory.graphs.is_in(OTHER_RUN));
+    assert!(!memory.graphs.is_in(OTHER) && !memory.graphs.is_in(RUN));
     for executable in [RUN, OTHER] {
         let without = memory.graphs.instantiate(OTHER, executable, false);
         assert_eq!(without, Ok(()), "it has no memory");

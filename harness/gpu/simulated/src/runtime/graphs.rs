@@ -2,7 +2,7 @@
 //! nodes only those that allocate and free memory have effects.
 
 use std::ffi::{c_int, c_uint, c_ulonglong, c_void};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard, Once, PoisonError};
 use std::{collections::BTreeMap, ptr, slice};
 
 use harness_allocator::units::Bytes;
@@ -127,6 +127,14 @@ export! {
         };
         instantiated.and_then(upload)
     }));
+    cudaGraphExecUpdate, cuGraphExecUpdate_v2(
+        executable: usize, graph: usize, result: Out<'_, UpdateResult>
+    ) = {
+        let updated = machine().state().graph_memory.allow_update(executable, graph);
+        let kind = updated.map_or(UPDATE_NOT_SUPPORTED, |()| 0);
+        write(result, UpdateResult { kind, nodes: [0; 2] });
+        remember(updated)
+    };
     cudaGraphUpload, cuGraphUpload(executable: usize, stream: usize) =
         remember(graph_memory::upload(executable, stream));
     cudaDeviceGraphMemTrim, cuDeviceGraphMemTrim(index: c_int) = with(|machine, state| {
@@ -154,20 +162,45 @@ export! {
             machine.state().copied.forget_all(); // The kernels of the graph may write anywhere.
         }
         remember(submit(stream).and_then(|is_captured| {
-            if is_captured { Ok(()) } else { graph_memory::launch(executable, stream) }
+            if is_captured {
+                // It becomes a child graph.
+                without_memory(executable)
+            } else {
+                graph_memory::launch(executable, stream)
+            }
         }))
     };
-    cudaGraphDestroy, cuGraphDestroy, cudaGraphExecDestroy, cuGraphExecDestroy(object: usize) = {
-        let nodes = nodes().remove(&object).unwrap_or_default();
-        let destroyed = graph_memory::destroy(object, &nodes);
-        for object in nodes.into_iter().chain([object]) {
-            // SAFETY: a function here created the graph, its nodes or the executable graph. The
-            // program destroys a graph once, and nodes are only in the list of theirs.
-            unsafe { delete_object(ptr::with_exposed_provenance_mut(object)) };
-        }
-        remember(destroyed)
-    };
+    cudaGraphDestroy, cuGraphDestroy, cudaGraphExecDestroy, cuGraphExecDestroy(object: usize) =
+        remember(destroy(object));
 }
+
+/// Destroys a graph with its nodes, or an executable graph.
+fn destroy(object: usize) -> Result<(), Code> {
+    let nodes = nodes().remove(&object).unwrap_or_default();
+    let destroyed = graph_memory::destroy(object, &nodes);
+    for object in nodes.into_iter().chain([object]) {
+        // SAFETY: a function here created the graph, its nodes or the executable graph. The
+        // program destroys a graph once, and nodes are only in the list of theirs.
+        unsafe { delete_object(ptr::with_exposed_provenance_mut(object)) };
+    }
+    destroyed
+}
+
+/// Destroys the graphs of captures that failed.
+fn destroy_failed() -> Result<(), Code> {
+    let failed = machine().state().streams.take_failed();
+    failed.into_iter().try_for_each(destroy)
+}
+
+/// `CUgraphExecUpdateResultInfo`.
+#[repr(C)]
+pub(crate) struct UpdateResult {
+    kind: c_int,
+    nodes: [usize; 2],
+}
+
+/// `CU_GRAPH_EXEC_UPDATE_ERROR_NOT_SUPPORTED`.
+const UPDATE_NOT_SUPPORTED: c_int = 6;
 
 /// `CUDA_GRAPH_INSTANTIATE_PARAMS`, with the outputs at its end.
 #[repr(C)]
@@ -188,25 +221,26 @@ fn nodes() -> MutexGuard<'static, BTreeMap<usize, Vec<usize>>> {
 /// Begins a capture into a new graph or one of the program.
 fn begin_capture(stream: usize, mode: c_int, graph: Option<usize>) -> Result<(), Code> {
     capture_begins();
+    destroy_failed()?;
     let (current, caller) = (current_device(), Caller::current());
     let streams = &mut machine().state().streams;
     streams.begin_capture(stream, current, mode, caller)?;
-    let graph = graph.unwrap_or_else(|| new_object().expose_provenance());
-    streams.capture_to(stream, current, graph);
+    let to = graph.unwrap_or_else(|| new_object().expose_provenance());
+    streams.capture_to(stream, current, to, graph.is_none());
     Ok(())
 }
 
 /// Ends a capture. The graph of a failed one is null.
 fn end_capture(stream: usize, mut graph: Out<'_, *mut u8>) -> Result<(), Code> {
     put(again(&mut graph), ptr::null_mut())?;
-    let given =
-        machine()
-            .state()
-            .streams
-            .end_capture(stream, current_device(), Caller::current())?;
+    let ended = machine()
+        .state()
+        .streams
+        .end_capture(stream, current_device(), Caller::current());
+    destroy_failed()?;
     put(
         graph,
-        given.map_or_else(new_object, ptr::with_exposed_provenance_mut),
+        ended?.map_or_else(new_object, ptr::with_exposed_provenance_mut),
     )
 }
 
@@ -274,8 +308,29 @@ pub(crate) struct NodeParameters {
 #[repr(C)]
 union OfKind {
     allocation: Allocation,
-    /// The address to free, or a child graph.
+    /// The address to free.
     word: usize,
+    child: Child,
+}
+
+#[derive(Clone, Copy)]
+#[repr(C)]
+struct Child {
+    graph: usize,
+    /// `CUgraphChildGraphNodeOwnership`.
+    ownership: c_int,
+}
+
+/// `CU_GRAPH_CHILD_GRAPH_OWNERSHIP_MOVE`.
+const MOVE: c_int = 1;
+
+/// Lists that a program moves a graph into another one, which has no model.
+fn note_move() {
+    static LISTED: Once = Once::new();
+    LISTED.call_once(|| {
+        let counters = &machine().counters;
+        counters.note_unmodelled(b"cudaGraphChildGraphOwnershipMove");
+    });
 }
 
 /// The start of the object of a node.
@@ -319,7 +374,11 @@ fn add_described(
             CONDITIONAL => return Err(Code::NotSupported),
             ALLOCATE => Node::Allocate(&mut (*parameters).of.allocation),
             FREE => Node::Free((*parameters).of.word),
-            CHILD => Node::Child((*parameters).of.word),
+            CHILD if (*parameters).of.child.ownership == MOVE => {
+                note_move();
+                return Err(Code::NotSupported);
+            }
+            CHILD => Node::Child((*parameters).of.child.graph),
             kind => Node::Other(kind),
         }
     };
@@ -378,7 +437,7 @@ fn describe(
         }
         Node::Free(address) => {
             let graphs = &mut state.graph_memory;
-            graphs.free_in(graph, address as u64, position)?;
+            graphs.free_in(graph, address as u64, position.clone())?;
             parameters.address = address;
             FREE
         }
@@ -386,6 +445,7 @@ fn describe(
         Node::Child(_) => CHILD,
         Node::Other(kind) => kind,
     };
+    state.graph_memory.add(position);
     let is_root = after.is_empty();
     Ok(NodeObject {
         kind,

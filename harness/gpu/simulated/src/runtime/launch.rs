@@ -10,6 +10,8 @@ use harness_gpu_settings::{export, ffi::Out};
 use super::fat_binary::{self, chosen_code};
 use super::streams::{allow_unsafe, submit};
 use crate::code::{Code, last, message, name, put, remember, take_last};
+use crate::driver::occupancy::{allow_dynamic, attribute, most_dynamic};
+use crate::image;
 use crate::mangled::{self, OPERAND_WORDS, Parameter};
 use crate::world::{forget_output, machine};
 use crate::{contents::launched, copied, stack::words_on_stack};
@@ -53,6 +55,8 @@ struct Kernel {
     /// Parsed at the first use and never freed; the inner value is `None` if the name cannot be
     /// parsed.
     parameters: Option<Option<&'static [Parameter]>>,
+    /// The limit of dynamic shared memory that the program set.
+    dynamic: Option<u32>,
 }
 
 /// Returns a handle that contains the address of the fat binary.
@@ -84,6 +88,7 @@ extern "C" fn __cudaRegisterFunction(
         binary: handle.copied().unwrap_or(0),
         name: name.expose_provenance(),
         parameters: None,
+        dynamic: None,
     };
     KERNELS
         .lock()
@@ -235,15 +240,14 @@ export! {
         // No stream captures a callback.
         remember(allow_unsafe().and_then(|()| submit(stream)).map(|_| function(stream, 0, data)))
     };
+    cudaFuncSetAttribute(kernel: usize, number: c_int, value: c_int) =
+        remember(set_attribute(kernel, number, value));
     cudaGetLastError() = take_last();
     cudaPeekAtLastError() = last();
 }
 
-/// Size of `cudaFuncAttributes`.
-const FUNCTION_ATTRIBUTES: usize = 144;
-
-#[unsafe(no_mangle)]
-unsafe extern "C" fn cudaFuncGetAttributes(attributes: *mut u8, kernel: usize) -> c_int {
+/// What the code of a registered kernel needs, and its version.
+fn of_code(kernel: usize) -> (image::Kernel, u32) {
     let gpu = machine().settings.gpu;
     let capability = 10 * gpu.capability.0 + gpu.capability.1;
     let (binary, name) = KERNELS
@@ -258,16 +262,41 @@ unsafe extern "C" fn cudaFuncGetAttributes(attributes: *mut u8, kernel: usize) -
         let name = CStr::from_ptr(ptr::with_exposed_provenance(name));
         fat_binary::kernel(binary, version, name.to_str().ok()?)
     });
-    let known = known.flatten().unwrap_or_default();
+    (known.flatten().unwrap_or_default(), version)
+}
+
+/// Only the limit of dynamic shared memory has an effect.
+fn set_attribute(kernel: usize, number: c_int, value: c_int) -> Result<(), Code> {
+    if number != attribute::MAX_DYNAMIC_SHARED {
+        return Ok(());
+    }
+    let dynamic = allow_dynamic(of_code(kernel).0, value)?;
+    let mut kernels = KERNELS.lock().unwrap_or_else(PoisonError::into_inner);
+    if let Some(kernel) = kernels.get_mut(&kernel) {
+        kernel.dynamic = Some(dynamic);
+    }
+    Ok(())
+}
+
+/// Size of `cudaFuncAttributes`.
+const FUNCTION_ATTRIBUTES: usize = 144;
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn cudaFuncGetAttributes(attributes: *mut u8, kernel: usize) -> c_int {
+    let (known, version) = of_code(kernel);
+    let kernels = KERNELS.lock().unwrap_or_else(PoisonError::into_inner);
+    let set = kernels.get(&kernel).and_then(|kernel| kernel.dynamic);
+    drop(kernels);
+    let limits = machine().settings.gpu.limits();
     let figures = [
         (0, known.shared),
         (8, known.constant),
         (16, known.local),
-        (24, known.threads),
+        (24, known.most_threads(&limits)),
         (28, known.registers),
         (32, version),
         (36, version),
-        (44, gpu.limits().shared_memory_of_a_block),
+        (44, most_dynamic(known, set)),
     ];
     // SAFETY: the program passes a structure of this size, with numbers at these offsets.
     unsafe {

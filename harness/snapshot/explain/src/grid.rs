@@ -317,6 +317,18 @@ impl<'a> Grid<'a> {
         })
     }
 
+    fn is_enough(
+        &self,
+        configuration: &Configuration,
+        memory: Bytes,
+    ) -> Result<bool, ProgramError> {
+        match self.replay(configuration, memory) {
+            Ok(replayed) => Ok(replayed.oom.is_none()),
+            Err(ProgramError::TooLittleMemory { .. } | ProgramError::DoNotFit { .. }) => Ok(false),
+            Err(error) => Err(error),
+        }
+    }
+
     /// Finds the least memory with which the program succeeds, by bisection in steps of half a
     /// percent, at least 2 MiB. Also returns the peak of allocated memory.
     pub fn least(&self, configuration: &Configuration) -> Result<(Least, Bytes), ProgramError> {
@@ -330,16 +342,17 @@ impl<'a> Grid<'a> {
         let low = Bytes(unlimited.allocated_bytes.all.peak).max(self.program().reserved_at_start());
         // Without a cache, a program may need less than it had reserved at the start, but a replay
         // starts with all of that.
-        let high = Bytes((peak.0 as f64 / fraction.max(0.01)) as u64 + GRANULARITY.0).max(low);
+        let mut high = Bytes((peak.0 as f64 / fraction.max(0.01)) as u64 + GRANULARITY.0).max(low);
+        if configuration.part_at_start().is_some() {
+            // The peak is a part of the unlimited device.
+            high = low.max(GRANULARITY);
+            while high < UNLIMITED && !self.is_enough(configuration, high)? {
+                high = Bytes(high.0 * 2).min(UNLIMITED);
+            }
+        }
         let step = Bytes((high.0 / 200).next_multiple_of(GRANULARITY.0));
         let least = least_memory(low, high, step, |memory| {
-            match self.replay(configuration, memory) {
-                Ok(replayed) => Ok(replayed.oom.is_none()),
-                Err(ProgramError::TooLittleMemory { .. } | ProgramError::DoNotFit { .. }) => {
-                    Ok(false)
-                }
-                Err(error) => Err(error),
-            }
+            self.is_enough(configuration, memory)
         })?;
         Ok((least, Bytes(unlimited.allocated_bytes.all.peak)))
     }

@@ -3,8 +3,10 @@
 
 use std::fmt::Write as _;
 
-use harness_allocator::{allocator::caching::TorchVersion, units::Bytes};
+use harness_allocator::allocator::{AllocatorKind, caching::TorchVersion};
+use harness_allocator::units::Bytes;
 use harness_explain::grid::{Configuration, Grid, UNLIMITED};
+use harness_explain::least::Least;
 use harness_explain::program_advice::{self, ProgramAdvice, Unchanged};
 use harness_explain::requests::Requests;
 use harness_trace::{program::RecordedProgram, snapshot::Snapshot, trace};
@@ -50,6 +52,32 @@ fn least(program: &RecordedProgram) -> Bytes {
         .expect("it can run")
         .0
         .enough
+}
+
+#[test]
+fn the_least_memory_of_an_allocator_that_reserves_a_part_at_the_start_is_exact_to_half_a_percent() {
+    let (program, _) = program(&kept_features());
+    let prepared = program.prepare().expect("it can run");
+    let grid = Grid::new(&prepared, UNLIMITED);
+    for kind in [
+        AllocatorKind::RmmPool,
+        AllocatorKind::RmmArena,
+        AllocatorKind::RmmBinning,
+        AllocatorKind::XlaBfc,
+    ] {
+        let configuration = Configuration::of_allocator(kind);
+        let (Least { enough, .. }, _) = grid.least(&configuration).expect("it can run");
+        let step = Bytes(enough.0 / 100).max(Bytes::mib(2));
+        let fits = |memory| {
+            let replayed = grid.replay(&configuration, memory).expect("it can run");
+            replayed.oom.is_none()
+        };
+        assert_eq!(
+            [fits(enough), fits(enough.saturating_sub(step))],
+            [true, false],
+            "{kind:?}: {enough}"
+        );
+    }
 }
 
 /// Finds the advice by its first words, and checks its reported memory with replays.

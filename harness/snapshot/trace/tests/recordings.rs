@@ -50,7 +50,7 @@ fn main() -> ExitCode {
             another_setting,
         ),
     ];
-    let about_decisions: [(&str, Check); 2] = [
+    let about_decisions: [(&str, Check); 3] = [
         (
             "a_wrong_decision_is_reported_with_its_operation",
             a_wrong_decision,
@@ -58,6 +58,10 @@ fn main() -> ExitCode {
         (
             "settings_of_pytorch_are_refused_for_another_library",
             settings_of_pytorch,
+        ),
+        (
+            "bins_that_no_block_size_has_are_one_error_of_the_header",
+            impossible_bins,
         ),
     ];
     let check = |(name, test): (&'static str, Check), sample: &Path| {
@@ -211,4 +215,23 @@ fn settings_of_pytorch(sample: &Path) -> Result<(), Failed> {
         Err(RecordingError::OtherLibrary { .. }) => Ok(()),
         other => Err(format!("{other:?}").into()),
     }
+}
+
+fn impossible_bins(sample: &Path) -> Result<(), Failed> {
+    let mut lines = lines(sample)?;
+    lines[0]["allocator"] = json!("rmm_binning");
+    let mut error = |min: u32, max: u32| {
+        let pool = json!({ "initial_pool_size": 0, "maximum_pool_size": null });
+        lines[0]["settings"] =
+            json!({ "pool": pool, "min_size_exponent": min, "max_size_exponent": max });
+        Ok::<_, Failed>(verify(&lines)?.err().map(|error| error.to_string()))
+    };
+    assert_eq!(error(8, 56)?, None, "one difference, and no error");
+    for [min, max] in [[7, 22], [18, 57], [64, 64], [22, 18]] {
+        let why = error(min, max)?.unwrap_or_default();
+        let expected =
+            format!("the exponents of the bins rise within 8 to 56, unlike {min} to {max}");
+        assert!(why.contains(&expected), "{why}");
+    }
+    Ok(())
 }

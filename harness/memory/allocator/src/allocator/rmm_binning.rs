@@ -25,6 +25,8 @@
 //! * [`Allocator::empty_cache`] also releases regions that have only free blocks of bins. A bin
 //!   that has none left takes 128 more at its next request.
 
+use std::ops::RangeInclusive;
+
 use super::regions::{self, CHUNK_UNIT, ChunkId, FreeList};
 use super::rmm_pool::{RmmPool, RmmPoolConfig};
 use super::{Allocation, Allocator, AllocatorError, Request, answered_by};
@@ -55,6 +57,9 @@ impl Default for RmmBinningConfig {
 }
 
 impl RmmBinningConfig {
+    /// The possible exponents: blocks have at least 256 B, and the size of 128 has 64 bits.
+    pub const EXPONENTS: RangeInclusive<u32> = 8..=56;
+
     /// The block sizes of the bins, in ascending order.
     fn blocks(&self) -> impl Iterator<Item = u64> + use<> {
         (self.min_size_exponent..=self.max_size_exponent).map(|exponent| 1 << exponent)

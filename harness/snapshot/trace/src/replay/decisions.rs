@@ -47,7 +47,7 @@ enum Settings {
     Bfc(BfcSettings),
     RmmPool(RmmPoolSettings),
     RmmArena(RmmArenaSettings),
-    RmmBinning(RmmBinningSettings),
+    RmmBinning(Bins),
     OrtArena(OrtArenaSettings),
     XlaBfc(XlaBfcSettings),
     CupyPool(CupyPoolSettings),
@@ -83,12 +83,37 @@ struct RmmArenaSettings {
     arena_size: u64,
 }
 
-#[derive(Clone, Copy, Deserialize)]
+#[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct RmmBinningSettings {
     pool: RmmPoolSettings,
     min_size_exponent: u32,
     max_size_exponent: u32,
+}
+
+#[derive(Deserialize)]
+#[serde(try_from = "RmmBinningSettings")]
+struct Bins(RmmBinningConfig);
+
+impl TryFrom<RmmBinningSettings> for Bins {
+    type Error = String;
+
+    fn try_from(settings: RmmBinningSettings) -> Result<Self, String> {
+        let (min, max) = (settings.min_size_exponent, settings.max_size_exponent);
+        let possible = RmmBinningConfig::EXPONENTS;
+        if min > max || ![min, max].iter().all(|given| possible.contains(given)) {
+            return Err(format!(
+                "the exponents of the bins rise within {} to {}, unlike {min} to {max}",
+                possible.start(),
+                possible.end()
+            ));
+        }
+        Ok(Self(RmmBinningConfig {
+            pool: settings.pool.config(),
+            min_size_exponent: min,
+            max_size_exponent: max,
+        }))
+    }
 }
 
 /// A setting that is absent has the library's default.
@@ -161,11 +186,7 @@ impl Settings {
             Self::RmmArena(settings) => Box::new(RmmArena::new(RmmArenaConfig {
                 arena_size: Some(Bytes(settings.arena_size)),
             })),
-            Self::RmmBinning(settings) => Box::new(RmmBinning::new(RmmBinningConfig {
-                pool: settings.pool.config(),
-                min_size_exponent: settings.min_size_exponent,
-                max_size_exponent: settings.max_size_exponent,
-            })),
+            Self::RmmBinning(Bins(ref config)) => Box::new(RmmBinning::new(config.clone())),
             Self::OrtArena(settings) => Box::new(BfcAllocator::onnx_runtime(settings.config())),
             Self::XlaBfc(settings) => Box::new(BfcAllocator::xla(XlaBfcConfig {
                 preallocate: settings.preallocate,

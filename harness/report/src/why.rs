@@ -133,6 +133,25 @@ fn stream(failed_request: &FailedRequest, number: u32) -> String {
     }
 }
 
+fn allocator_limit(limit: Bytes, held: Bytes, free: Bytes) -> String {
+    format!(
+        "The allocator's own limit is {}, of which {} are reserved. {} are free on the device.",
+        size(limit),
+        size(held),
+        size(free)
+    )
+}
+
+fn unaccounted(used: Bytes, asked: Bytes) -> String {
+    format!(
+        "{} of the device are in use by neither the allocator nor a known process, for example \
+         through the driver's rounding. Without them, the driver could have allocated the \
+         requested {}.",
+        size(used),
+        size(asked)
+    )
+}
+
 fn sentence(cause: &Cause, failed_request: &FailedRequest) -> String {
     match *cause {
         Cause::Fraction { limit, held, free } => format!(
@@ -143,6 +162,7 @@ fn sentence(cause: &Cause, failed_request: &FailedRequest) -> String {
             size(limit.saturating_sub(held)),
             size(free)
         ),
+        Cause::AllocatorLimit { limit, held, free } => allocator_limit(limit, held, free),
         Cause::Limit { limit, held } => format!(
             "The program limits its own requests to {}, of which {} are in use.",
             size(limit),
@@ -167,7 +187,7 @@ fn sentence(cause: &Cause, failed_request: &FailedRequest) -> String {
             size(asked)
         ),
         Cause::RoundedUp { largest, asked } => format!(
-            "A block of {} is free, but the request is rounded up to {}.",
+            "A block of {} is free, but the allocator needs {} for the request.",
             size(largest),
             size(asked)
         ),
@@ -183,13 +203,7 @@ fn sentence(cause: &Cause, failed_request: &FailedRequest) -> String {
             size(held),
             size(asked)
         ),
-        Cause::Unaccounted { used, asked } => format!(
-            "{} of the device are in use by neither the allocator nor a known process, for example \
-             through the driver's rounding. Without them, \
-             the driver could have allocated the requested {}.",
-            size(used),
-            size(asked)
-        ),
+        Cause::Unaccounted { used, asked } => unaccounted(used, asked),
         Cause::TooLarge { free, cached } => format!(
             "The request is larger than all free memory: {} on the device and {} in the \
              allocator.",

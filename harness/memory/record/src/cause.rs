@@ -22,6 +22,13 @@ pub enum Cause {
         held: Bytes,
         free: Bytes,
     },
+    /// The allocator's own limit refused the request before the driver was called. `held` is
+    /// reserved.
+    AllocatorLimit {
+        limit: Bytes,
+        held: Bytes,
+        free: Bytes,
+    },
     /// The program's own limit on requested bytes refused the request before the allocator was
     /// called. `held` is requested and live.
     Limit { limit: Bytes, held: Bytes },
@@ -40,8 +47,8 @@ pub enum Cause {
     },
     /// The driver has as much as requested, but allocates whole segments or pages.
     Rounding { room: Bytes, asked: Bytes },
-    /// A free block of the right stream and pool is as large as the request, but not as large as
-    /// the rounded request.
+    /// A free block of the right stream and pool is as large as the request, but the allocator
+    /// needs more for it: the rounded request, or all blocks that a bin takes at once.
     RoundedUp { largest: Bytes, asked: Bytes },
     /// The free memory is large enough in total, but no single block is. `own`: free blocks of the
     /// request's stream and pool. `elsewhere`: free bytes of other streams and pools; zero if `own`
@@ -67,12 +74,14 @@ described! {
     CauseKind, about:
     Fraction = "memory_fraction": "the memory fraction refused the request before the driver was \
          called",
+    AllocatorLimit = "allocator_limit": "the allocator's own limit refused the request before the \
+         driver was called",
     Limit = "limit": "the program's own limit refused the request before the allocator was called",
     Injected = "injected": "a fault of the scenario failed the device call",
     PendingFree = "pending_free": "enough memory was freed, but it waits for events of streams \
          that still use it",
-    Rounding = "rounding": "as much as requested is free, but the request is rounded up to whole \
-         segments or pages, or by a setting",
+    Rounding = "rounding": "as much as requested is free, but the allocator needs more than that, \
+         for example whole segments or pages",
     Fragmented = "fragmented": "enough memory is free in total, but it is fragmented: no free \
          block is large enough",
     OtherStream = "other_stream": "a free block is large enough, but it belongs to another stream",
@@ -103,6 +112,7 @@ impl Cause {
     pub const fn kind(&self) -> CauseKind {
         match self {
             Self::Fraction { .. } => CauseKind::Fraction,
+            Self::AllocatorLimit { .. } => CauseKind::AllocatorLimit,
             Self::Limit { .. } => CauseKind::Limit,
             Self::Injected { .. } => CauseKind::Injected,
             Self::PendingFree(_) => CauseKind::PendingFree,
@@ -140,6 +150,11 @@ pub fn causes(request: &FailedRequest) -> Vec<Cause> {
         held: figures.held,
         free,
     }));
+    causes.extend(request.allocator_limit.map(|limit| Cause::AllocatorLimit {
+        limit,
+        held: request.accounts.reserved,
+        free,
+    }));
     causes.extend(request.injected.as_ref().map(|refused| Cause::Injected {
         number: refused.number,
     }));
@@ -153,10 +168,13 @@ pub fn causes(request: &FailedRequest) -> Vec<Cause> {
     causes.extend(in_other_lanes);
     causes.extend(figures.private_pool());
     causes.extend(figures.held_by_others());
-    // A request that is too large even without the memory fraction or the fault has this cause as
-    // well.
-    let explains =
-        |cause: &Cause| !matches!(cause, Cause::Fraction { .. } | Cause::Injected { .. });
+    // A request that is too large even without the limit or the fault has this cause as well.
+    let explains = |cause: &Cause| {
+        !matches!(
+            cause,
+            Cause::Fraction { .. } | Cause::AllocatorLimit { .. } | Cause::Injected { .. }
+        )
+    };
     if !request.was_enough_free() && !causes.iter().any(explains) {
         causes.push(Cause::TooLarge { free, cached });
     }
@@ -179,7 +197,7 @@ struct Figures<'a> {
     request: &'a FailedRequest,
     /// Bytes that count against the memory fraction.
     held: Bytes,
-    /// Bytes that the driver can allocate within the memory fraction.
+    /// Bytes that the driver can allocate within the memory fraction and the allocator's own limit.
     room: Bytes,
 }
 
@@ -193,9 +211,11 @@ impl<'a> Figures<'a> {
         } else {
             accounts.allocated
         };
-        let room = request
-            .limit
-            .map_or(free, |limit| limit.saturating_sub(held).min(free));
+        let limits = [request.limit, request.allocator_limit];
+        let room = limits
+            .into_iter()
+            .flatten()
+            .fold(free, |room, limit| room.min(limit.saturating_sub(held)));
         Self {
             request,
             held,
@@ -313,7 +333,12 @@ impl<'a> Figures<'a> {
             .saturating_sub(device.context_overhead + accounts.reserved + held);
         // On a device whose memory is limited, only memory within the limit counts.
         let used = beyond.min(device.total.saturating_sub(accounts.reserved + free + held));
-        if self.request.limit.is_some() || asked <= free || free + held + used < asked {
+        let is_limited = self
+            .request
+            .limit
+            .or(self.request.allocator_limit)
+            .is_some();
+        if is_limited || asked <= free || free + held + used < asked {
             return Vec::new();
         }
         let (without_others, without_used) = (free + held >= asked, free + used >= asked);

@@ -413,6 +413,9 @@ pub struct FailedRequest {
     /// The limit of the memory fraction, if the fraction refused the request before the driver was
     /// called.
     pub limit: Option<Bytes>,
+    /// The allocator's own limit, if it refused the request before the driver was called.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub allocator_limit: Option<Bytes>,
     /// The program's own limit, if it refused the request before the allocator was called.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub program_limit: Option<Bytes>,

@@ -410,6 +410,7 @@ pub(crate) fn failed_request() -> FailedRequest {
         lacking: size,
         asked: size,
         limit: None,
+        allocator_limit: None,
         program_limit: None,
         injected: None,
         accounts: Accounts {

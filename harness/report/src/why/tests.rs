@@ -19,6 +19,11 @@ fn each_cause_is_a_sentence_with_its_figures() {
             held: mib(400),
             free: mib(1648),
         },
+        Cause::AllocatorLimit {
+            limit: mib(512),
+            held: mib(500),
+            free: mib(512),
+        },
         Cause::Limit {
             limit: mib(200),
             held: mib(150),

@@ -404,6 +404,19 @@ pub enum OomCause {
     Device { free: Bytes },
     /// The memory fraction. The driver was not asked.
     Fraction { limit: Bytes },
+    /// The allocator's own limit, a setting or the size of its only region. The driver was not
+    /// asked.
+    Allocator { limit: Bytes },
+}
+
+impl OomCause {
+    /// Whether the driver refused the request.
+    const fn is_of_driver(self) -> bool {
+        match self {
+            Self::Device { .. } => true,
+            Self::Fraction { .. } | Self::Allocator { .. } => false,
+        }
+    }
 }
 
 impl OutOfMemory {
@@ -415,14 +428,22 @@ impl OutOfMemory {
 
 impl fmt::Display for OutOfMemory {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let from_whom = if self.cause.is_of_driver() {
+            "asked of the driver"
+        } else {
+            "needed"
+        };
+        let Self {
+            requested, segment, ..
+        } = self;
         write!(
             f,
-            "out of memory: {} requested ({} asked of the driver), ",
-            self.requested, self.segment
+            "out of memory: {requested} requested ({segment} {from_whom}), "
         )?;
         match self.cause {
             OomCause::Device { free } => write!(f, "{free} free on the device")?,
             OomCause::Fraction { limit } => write!(f, "the memory fraction allows {limit}")?,
+            OomCause::Allocator { limit } => write!(f, "the allocator's own limit is {limit}")?,
         }
         write!(
             f,

@@ -610,22 +610,32 @@ impl Regions {
         configured: Option<Bytes>,
     ) -> AllocatorError {
         let largest = self.largest(request.stream.into());
-        self.out_of_memory_beside(device, request, size, configured, largest)
+        let limit = self.refusing_limit(size, configured);
+        self.out_of_memory_beside(device, request, size, limit, largest)
     }
 
-    /// As [`Self::out_of_memory`], with the size of the largest free chunk for the request.
+    /// The limit that refuses a region of `size`, if one does. `configured` as in [`Self::limit`].
+    pub(super) fn refusing_limit(&self, size: u64, configured: Option<Bytes>) -> Option<OomCause> {
+        let fraction = self
+            .limit
+            .map(|limit| (limit, OomCause::Fraction { limit }));
+        let own = configured.map(|limit| (limit, OomCause::Allocator { limit }));
+        let (limit, cause) = (fraction.into_iter().chain(own)).min_by_key(|&(limit, _)| limit)?;
+        (limit.saturating_sub(Bytes(self.reserved())).0 < size).then_some(cause)
+    }
+
+    /// As [`Self::out_of_memory`], with the limit that refuses the request, if one does, and the
+    /// size of the largest free chunk for it.
     pub(super) fn out_of_memory_beside(
         &mut self,
         device: &mut dyn Device,
         request: Request,
         size: u64,
-        configured: Option<Bytes>,
+        limit: Option<OomCause>,
         largest: u64,
     ) -> AllocatorError {
-        let reserved = Bytes(self.reserved());
-        let limit = self.limit.into_iter().chain(configured).min();
-        let cause = match limit.filter(|limit| limit.saturating_sub(reserved).0 < size) {
-            Some(limit) => OomCause::Fraction { limit },
+        let cause = match limit {
+            Some(limit) => limit,
             None => match device.free_memory() {
                 Ok(free) => OomCause::Device { free },
                 Err(error) => {

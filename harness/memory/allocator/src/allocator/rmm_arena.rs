@@ -40,7 +40,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use super::pending::{Events, if_exists};
 use super::regions::{self, CHUNK_UNIT, ChunkId, FreeList, Regions};
-use super::{Allocation, Allocator, AllocatorError, Request, answered_by};
+use super::{Allocation, Allocator, AllocatorError, OomCause, Request, answered_by};
 use crate::device::{Device, DeviceError, StreamId};
 use crate::units::Bytes;
 
@@ -81,11 +81,16 @@ impl RmmArena {
         }
     }
 
+    /// The size of the region without the memory fraction, on a device with this much free memory.
+    fn own_size(&self, free: Bytes) -> u64 {
+        let wanted = self.config.arena_size.map_or(free.0 / 2, |size| size.0);
+        wanted / CHUNK_UNIT.0 * CHUNK_UNIT.0
+    }
+
     /// The size of the region on a device with this much free memory.
     fn size(&self, free: Bytes) -> u64 {
-        let wanted = self.config.arena_size.map_or(free.0 / 2, |size| size.0);
         let limit = self.regions.limit.map_or(u64::MAX, |limit| limit.0);
-        wanted.min(limit) / CHUNK_UNIT.0 * CHUNK_UNIT.0
+        self.own_size(free).min(limit / CHUNK_UNIT.0 * CHUNK_UNIT.0)
     }
 
     /// Allocates the region as one superblock. Returns false if the request or a superblock exceeds
@@ -215,11 +220,15 @@ impl RmmArena {
             .map(|(&address, superblock)| FreeList::Superblock(address, superblock.owner));
         let largest = usable.map(|list| self.regions.largest(list)).max();
         let limit = match (self.regions.reserved(), device.free_memory()) {
-            (0, Ok(free)) => self.size(free),
+            (0, Ok(free)) => {
+                let own = Some(Bytes(self.own_size(free)));
+                self.regions.refusing_limit(size, own)
+            }
             (0, Err(error)) => return error.into(),
-            (region, _) => region,
+            (region, _) => Some(OomCause::Allocator {
+                limit: Bytes(region),
+            }),
         };
-        let limit = Some(Bytes(limit));
         (self.regions).out_of_memory_beside(device, request, size, limit, largest.unwrap_or(0))
     }
 

@@ -42,6 +42,7 @@ fn failed_request(requested: Bytes) -> FailedRequest {
         lacking: requested,
         asked: requested,
         limit: None,
+        allocator_limit: None,
         program_limit: None,
         injected: None,
         accounts,
@@ -232,6 +233,30 @@ fn a_limit_of_the_program_is_the_only_cause_where_it_refused() {
             held: mib(3)
         }]
     );
+}
+
+#[test]
+fn a_limit_of_the_allocator_is_no_memory_fraction_and_bounds_what_the_driver_can_give() {
+    let limited = FailedRequest {
+        allocator_limit: Some(mib(30)),
+        ..failed_request(mib(20))
+    };
+    let limit = Cause::AllocatorLimit {
+        limit: mib(30),
+        held: mib(20),
+        free: mib(1004),
+    };
+    let own = Pieces {
+        count: 1,
+        bytes: mib(16),
+        largest: mib(16),
+    };
+    let fragmented = Cause::Fragmented {
+        own,
+        room: mib(10),
+        elsewhere: Bytes::ZERO,
+    };
+    assert_eq!(causes(&limited), [limit, fragmented]);
 }
 
 #[test]

@@ -71,7 +71,7 @@ impl Rig {
         // Another process may take memory in the meantime.
         let is_less = |cause: &OomCause| match cause {
             OomCause::Device { free: left } => *left < free,
-            OomCause::Fraction { .. } => false,
+            OomCause::Fraction { .. } | OomCause::Allocator { .. } => false,
         };
         match program.allocator.allocate(device, Request::new(whole)) {
             Ok(allocation) => program.allocator.free(device, allocation)?,

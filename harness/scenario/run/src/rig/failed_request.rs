@@ -29,10 +29,7 @@ impl Rig {
                 (request.size, request.size, None)
             }
         };
-        let limit = match cause {
-            Some(OomCause::Fraction { limit }) => Some(limit),
-            Some(OomCause::Device { .. }) | None => None,
-        };
+        let (limit, allocator_limit) = limits(cause);
         let open = self.program().open_pools.last().map(|pool| pool.0);
         let (segments, closed): (Vec<_>, Vec<_>) = self
             .snapshot()
@@ -47,7 +44,8 @@ impl Rig {
             .filter(|block| block.state == BlockState::Inactive);
         free.for_each(|block| other_private_pools.add(block.size));
         let lanes = segments.as_deref().map(lanes);
-        let keeps_free_segments = limit.is_none() && self.keeps_any(segments.as_deref());
+        let is_limited = limit.or(allocator_limit).is_some();
+        let keeps_free_segments = !is_limited && self.keeps_any(segments.as_deref());
         let (pinned, pinned_unlisted) = self
             .names
             .pinned(&segments.unwrap_or_default(), self.reserve_unit());
@@ -71,6 +69,7 @@ impl Rig {
             lacking,
             asked,
             limit,
+            allocator_limit,
             program_limit: None,
             injected,
             accounts,
@@ -90,6 +89,15 @@ impl Rig {
     fn keeps_any(&self, segments: Option<&[SegmentInfo]>) -> bool {
         !self.program().allocator.releases_before_failure()
             && segments.unwrap_or_default().iter().any(is_free)
+    }
+}
+
+/// The memory fraction and the allocator's own limit, whichever refused the request.
+const fn limits(cause: Option<OomCause>) -> (Option<Bytes>, Option<Bytes>) {
+    match cause {
+        Some(OomCause::Fraction { limit }) => (Some(limit), None),
+        Some(OomCause::Allocator { limit }) => (None, Some(limit)),
+        Some(OomCause::Device { .. }) | None => (None, None),
     }
 }
 

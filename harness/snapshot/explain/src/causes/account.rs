@@ -256,11 +256,8 @@ impl View<'_> {
             .filter(|block| block.state == BlockState::Inactive)
             .map(|block| block.size);
         let missing = attempts::missing(self, request);
-        let inactive_split = segments
-            .iter()
-            .flat_map(|segment| pins::pieces(segment, self.config))
-            .map(|piece| piece.pinned)
-            .sum();
+        let pieces = (segments.iter()).flat_map(|segment| pins::pieces(segment, self.config));
+        let inactive_split = pieces.map(|piece| piece.pinned).sum();
         let device = DeviceMemory {
             total: size.total,
             free,
@@ -273,6 +270,7 @@ impl View<'_> {
             lacking: missing.bytes,
             asked: missing.from_driver,
             limit: attempts::limit(self, totals, size, missing.from_driver),
+            allocator_limit: None,
             program_limit: None,
             injected: None,
             accounts: Accounts {

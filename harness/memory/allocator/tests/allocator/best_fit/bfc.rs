@@ -128,7 +128,7 @@ fn without_growth_the_first_region_is_the_whole_limit() {
     assert_eq!(fixture.regions(), [Bytes::mib(300)]);
     assert_eq!(
         fixture.oom(Bytes::mib(300)).cause,
-        OomCause::Fraction {
+        OomCause::Allocator {
             limit: Bytes::mib(300)
         }
     );

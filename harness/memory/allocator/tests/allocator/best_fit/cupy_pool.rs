@@ -73,14 +73,14 @@ fn the_limit_releases_free_regions_of_all_streams_unless_the_request_exceeds_it(
     let limit = Bytes::mib(16);
     assert_eq!(
         fixture.oom(Bytes::mib(17)).cause,
-        OomCause::Fraction { limit }
+        OomCause::Allocator { limit }
     );
     assert_eq!(fixture.regions(), [Bytes::mib(10)], "nothing is released");
     fixture.hold(Bytes::mib(7), StreamId::DEFAULT);
     assert_eq!(fixture.regions(), [Bytes::mib(7)]);
     assert!(matches!(
         fixture.oom(Bytes::mib(10)).cause,
-        OomCause::Fraction { .. }
+        OomCause::Allocator { .. }
     ));
     fixture.close();
 }

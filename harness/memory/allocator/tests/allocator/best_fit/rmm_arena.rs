@@ -1,7 +1,7 @@
 //! The rules of RMM's arena: superblocks, and when the host waits.
 
 use harness_allocator::allocator::rmm_arena::{RmmArena, RmmArenaConfig};
-use harness_allocator::allocator::{Allocation, OomCause};
+use harness_allocator::allocator::{Allocation, Allocator as _, MemoryFraction, OomCause};
 use harness_allocator::device::StreamId;
 use harness_allocator::units::Bytes;
 
@@ -24,11 +24,31 @@ fn half_of_the_free_memory_is_one_region_that_never_grows() {
     let limit = Bytes::mib(32);
     assert_eq!(
         fixture.oom(limit).cause,
-        OomCause::Fraction { limit },
+        OomCause::Allocator { limit },
         "the device has as much free"
     );
     assert_eq!(fixture.regions(), [limit]);
     fixture.free(first);
+    fixture.close();
+}
+
+#[test]
+fn a_failed_request_names_the_limit_that_refused_it_and_no_call_of_the_driver() {
+    let mut fixture = fixture(None);
+    let fraction = |part| MemoryFraction::new(part).expect("a part of the device");
+    (fixture.allocator).set_memory_fraction(&*fixture.device, fraction(0.25));
+    let oom = fixture.oom(Bytes::mib(20));
+    let limit = Bytes::mib(16);
+    assert_eq!(oom.cause, OomCause::Fraction { limit });
+    fixture.hold(Bytes::mib(1), StreamId::DEFAULT);
+    (fixture.allocator).set_memory_fraction(&*fixture.device, fraction(0.125));
+    let oom = fixture.oom(Bytes::mib(20));
+    assert_eq!(
+        oom.to_string(),
+        "out of memory: 20 MiB requested (20 MiB needed), the allocator's own limit is 16 MiB; \
+         1 MiB allocated, 16 MiB reserved, so 15 MiB reserved but unallocated, in pieces of at \
+         most 15 MiB for this stream and size"
+    );
     fixture.close();
 }
 

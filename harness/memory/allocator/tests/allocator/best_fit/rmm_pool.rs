@@ -69,7 +69,7 @@ fn the_pool_grows_half_way_to_its_maximum_or_by_a_larger_request() {
     );
     assert_eq!(
         fixture.oom(Bytes::mib(201)).cause,
-        OomCause::Fraction {
+        OomCause::Allocator {
             limit: Bytes::mib(900)
         }
     );
@@ -257,7 +257,7 @@ fn the_pool_exceeds_its_maximum_by_less_than_256_bytes_and_then_releases_nothing
     fixture.free(last);
     assert_eq!(
         fixture.oom(Bytes(512)).cause,
-        OomCause::Fraction { limit: Bytes(1280) }
+        OomCause::Allocator { limit: Bytes(1280) }
     );
     assert_eq!(fixture.regions().len(), 3);
     fixture.close();

@@ -200,9 +200,9 @@ pub(crate) fn requests(
 pub(crate) fn of_job(path: &Path, error: &ProgramError) -> CliError {
     let help = match error {
         ProgramError::NoRequests { .. } => RECORD_EARLIER,
-        ProgramError::TooLittleMemory { .. } | ProgramError::DoNotFit { .. } => {
-            "give more `--memory`"
-        }
+        ProgramError::TooLittleMemory { .. }
+        | ProgramError::DoNotFit { .. }
+        | ProgramError::NotConstructed { .. } => "give more `--memory`",
         ProgramError::Settings { .. } => {
             "harness knows the settings of PyTorch 2.4 to 2.15: choose another `--torch`, or \
              record the program again with other settings"

@@ -324,7 +324,11 @@ impl<'a> Grid<'a> {
     ) -> Result<bool, ProgramError> {
         match self.replay(configuration, memory) {
             Ok(replayed) => Ok(replayed.oom.is_none()),
-            Err(ProgramError::TooLittleMemory { .. } | ProgramError::DoNotFit { .. }) => Ok(false),
+            Err(
+                ProgramError::TooLittleMemory { .. }
+                | ProgramError::DoNotFit { .. }
+                | ProgramError::NotConstructed { .. },
+            ) => Ok(false),
             Err(error) => Err(error),
         }
     }

@@ -281,6 +281,12 @@ pub trait Allocator: Send {
         None
     }
 
+    /// Why the modelled library could not be constructed on this device, if it could not. Known
+    /// after the first request.
+    fn construction_failure(&self) -> Option<String> {
+        None
+    }
+
     fn private_pools(&mut self) -> Option<&mut dyn PrivatePools> {
         None
     }

@@ -21,7 +21,7 @@
 //!
 //! * Those of [`super::rmm_pool`]. The bins take their first blocks at the first request.
 //! * If the pool cannot give them, RMM's constructor fails. Here there are no bins then, and the
-//!   pool serves all requests.
+//!   pool serves all requests. [`Allocator::construction_failure`] says so.
 //! * [`Allocator::empty_cache`] also releases regions that have only free blocks of bins. A bin
 //!   that has none left takes 128 more at its next request.
 
@@ -63,6 +63,11 @@ impl RmmBinningConfig {
     /// The block sizes of the bins, in ascending order.
     fn blocks(&self) -> impl Iterator<Item = u64> + use<> {
         (self.min_size_exponent..=self.max_size_exponent).map(|exponent| 1 << exponent)
+    }
+
+    /// What the bins take at the start.
+    fn at_start(&self) -> u64 {
+        self.blocks().map(|block| block * BLOCKS).sum()
     }
 }
 
@@ -186,7 +191,7 @@ impl Allocator for RmmBinning {
             return self.pool.largest_request(device, free);
         }
         let initial = self.pool.initial_size(free);
-        let of_bins = self.config.blocks().map(|block| block * BLOCKS).sum();
+        let of_bins = self.config.at_start();
         let rest = match initial >= of_bins {
             true => (initial - of_bins).max(free.0 - initial),
             false => 0,
@@ -240,6 +245,16 @@ impl Allocator for RmmBinning {
 
     fn empty_cache(&mut self, device: &mut dyn Device) -> Result<(), DeviceError> {
         self.pool.empty_cache(device)
+    }
+
+    fn construction_failure(&self) -> Option<String> {
+        (self.started && self.bins.is_empty()).then(|| {
+            format!(
+                "the bins need {} at the start, which the pool cannot give: RMM's constructor \
+                 fails here, and the pool alone serves the requests instead",
+                Bytes(self.config.at_start())
+            )
+        })
     }
 
     answered_by!(pool.regions);

@@ -26,6 +26,7 @@ wrapper! {
         fn snapshot() -> Vec<SegmentInfo>;
         fn segment_at(address: DevicePtr) -> Option<SegmentInfo>;
         fn driver_pool() -> Option<PoolId>;
+        fn construction_failure() -> Option<String>;
     &mut self:
         fn allocate(
             device: &mut dyn Device, request: Request

@@ -39,6 +39,8 @@ pub(super) struct Program {
     /// Its peaks since the start of the run, and the allocator's peaks when they were last read.
     pub(super) peaks: Peaks,
     pub(super) peaks_seen: Peaks,
+    /// True after [`Rig::take_construction_failure`] has returned a text.
+    is_failure_told: bool,
 }
 
 impl Program {
@@ -64,6 +66,7 @@ impl Program {
             named_pools: 0,
             peaks: Peaks::default(),
             peaks_seen: Peaks::default(),
+            is_failure_told: false,
         }
     }
 
@@ -154,6 +157,18 @@ impl Rig {
 
     pub(super) fn program(&self) -> &Program {
         &self.programs[self.entered.index()]
+    }
+
+    /// Why the library that the current program's allocator models could not be constructed here.
+    /// Returns it once.
+    pub fn take_construction_failure(&mut self) -> Option<String> {
+        let program = &mut self.programs[self.entered.index()];
+        if program.is_failure_told {
+            return None;
+        }
+        let failure = program.allocator.construction_failure();
+        program.is_failure_told = failure.is_some();
+        failure
     }
 
     pub(super) fn program_on_device(&mut self) -> (&mut Program, &mut dyn TestDevice) {

@@ -445,6 +445,7 @@ impl Runner<'_, '_> {
                 outcome: Outcome::Failed,
                 ..StepResult::default()
             });
+            result.notes.extend(ctx.rig.take_construction_failure());
             result.notes.extend(self.injected_calls());
             self.record(
                 ctx,

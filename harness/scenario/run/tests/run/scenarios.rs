@@ -337,6 +337,16 @@ fn external_memory_beyond_free_memory_fails_and_reports_the_amount() {
 }
 
 #[test]
+fn a_run_notes_once_that_rmm_could_not_make_its_bins() {
+    let steps =
+        scenario("  - alloc: { buffer: a, size: 1KiB }\n  - alloc: { buffer: b, size: 1KiB }");
+    let run = run_with(&steps, AllocatorKind::RmmBinning, false, None);
+    let told = run.steps.iter().flat_map(|step| &step.notes);
+    let told = told.filter(|note| note.starts_with("the bins need 992 MiB at the start"));
+    assert_eq!(told.count(), 1);
+}
+
+#[test]
 fn a_fraction_limits_the_allocator_and_is_lifted_again() {
     let run = passes(
         "  - set_memory_fraction: 0.5

@@ -69,8 +69,8 @@ fn the_least_memory_of_an_allocator_that_reserves_a_part_at_the_start_is_exact_t
         let (Least { enough, .. }, _) = grid.least(&configuration).expect("it can run");
         let step = Bytes(enough.0 / 100).max(Bytes::mib(2));
         let fits = |memory| {
-            let replayed = grid.replay(&configuration, memory).expect("it can run");
-            replayed.oom.is_none()
+            let replayed = grid.replay(&configuration, memory);
+            replayed.is_ok_and(|replayed| replayed.oom.is_none())
         };
         assert_eq!(
             [fits(enough), fits(enough.saturating_sub(step))],
@@ -78,6 +78,26 @@ fn the_least_memory_of_an_allocator_that_reserves_a_part_at_the_start_is_exact_t
             "{kind:?}: {enough}"
         );
     }
+}
+
+#[test]
+fn bins_that_a_device_cannot_hold_are_not_tried_with_its_memory() {
+    let (program, _) = program("a 0 1024 0 # model.py:8 forward\n");
+    let prepared = program.prepare().expect("it can run");
+    let configurations = [AllocatorKind::RmmPool, AllocatorKind::RmmBinning];
+    let (rows, not_tried) = Grid::new(&prepared, Bytes::mib(512))
+        .run(
+            &configurations.map(Configuration::of_allocator),
+            false,
+            &|| {},
+        )
+        .expect("the pool can run");
+    let why = &not_tried[0].why;
+    assert_eq!((rows.len(), not_tried.len()), (1, 1));
+    assert!(
+        why.starts_with("the bins need 992 MiB at the start"),
+        "{why}"
+    );
 }
 
 /// Finds the advice by its first words, and checks its reported memory with replays.

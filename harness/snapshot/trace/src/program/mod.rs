@@ -201,6 +201,9 @@ pub enum ProgramError {
         "the blocks that were live before the recording do not fit in {memory} with this allocator"
     )]
     DoNotFit { memory: Bytes },
+    /// The library that the allocator models could not be constructed.
+    #[error("{why}")]
+    NotConstructed { why: String },
     /// The snapshot describes a state that the allocator cannot reach.
     #[error("the state before the recording: {0}")]
     Start(#[from] RestoreError),

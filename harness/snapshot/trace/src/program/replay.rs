@@ -197,7 +197,11 @@ impl PreparedReplay<'_> {
             device: &mut device,
             allocator: &mut *allocator,
         };
-        self.run(&mut target, live, |_, _, _| ControlFlow::Continue(()))
+        let replayed = self.run(&mut target, live, |_, _, _| ControlFlow::Continue(()))?;
+        match allocator.construction_failure() {
+            Some(why) => Err(ProgramError::NotConstructed { why }),
+            None => Ok(replayed),
+        }
     }
 
     /// Replays like [`PreparedReplay::replay`] and shows each operation to `watch`, which can stop

@@ -1,5 +1,6 @@
 //! The rules of RMM's bins: what they take, the order of their blocks, and when they fail.
 
+use harness_allocator::allocator::Allocator as _;
 use harness_allocator::allocator::rmm_binning::{RmmBinning, RmmBinningConfig};
 use harness_allocator::allocator::rmm_pool::RmmPoolConfig;
 use harness_allocator::device::StreamId;
@@ -76,12 +77,17 @@ fn a_bin_without_128_more_blocks_fails_although_the_pool_has_memory() {
 }
 
 #[test]
-fn a_pool_without_room_for_the_bins_serves_all_requests() {
+fn a_pool_without_room_for_the_bins_serves_all_requests_and_says_that_rmm_fails() {
     let mut fixture = Fixture::new(RmmBinning::default(), Bytes::mib(64));
     let small = fixture.alloc(Bytes(1));
     assert_eq!(
         (small.size(), fixture.regions()),
         (Bytes(256), vec![Bytes::mib(32)])
+    );
+    let why = fixture.allocator.construction_failure().expect("no bins");
+    assert!(
+        why.starts_with("the bins need 992 MiB at the start"),
+        "{why}"
     );
     fixture.free(small);
     fixture.close();

@@ -393,6 +393,7 @@ impl Line<'_> {
             serde_json::from_str(shape)
                 .map_err(|_| self.wrong("output_shape", "a shape, as in [2, 64, 128, 128]"))
         });
+        let output = output.transpose()?;
         let dtypes = self.field("dtypes").unwrap_or_default();
         let element = Element::named(
             dtypes
@@ -401,6 +402,8 @@ impl Line<'_> {
                 .next()
                 .unwrap_or_default(),
         );
+        let element =
+            element.ok_or_else(|| self.wrong("dtypes", "a type of torch, as in torch.float32"))?;
         let channels_last = match self.field("layout") {
             None | Some("" | "nchw") => false,
             Some("channels_last") => true,
@@ -415,9 +418,8 @@ impl Line<'_> {
             direction,
             input,
             filter,
-            output: output.transpose()?,
-            element: element
-                .ok_or_else(|| self.wrong("dtypes", "a type of torch, as in torch.float32"))?,
+            output,
+            element,
             channels_last,
             capability: capability.transpose()?,
             bytes,

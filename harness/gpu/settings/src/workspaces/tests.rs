@@ -171,6 +171,34 @@ fn a_table_decides_for_its_convolutions_only() {
 }
 
 #[test]
+fn a_row_with_several_errors_reports_the_first_column() {
+    let right = [
+        "forward",
+        "[[2, 64, 8, 8], [64, 64, 3, 3]]",
+        "[2, 64, 8, 8]",
+        "[1, 1]",
+        "[1, 1]",
+        "[1, 1]",
+        "torch.float32",
+        "nchw",
+        "9.0",
+        "0",
+    ];
+    let read = |fields: &[&str]| rows(&format!("{HEADER}{}\n", fields.join("\t")));
+    assert!(read(&right).is_ok());
+    let mut fields = right;
+    let names: Vec<&str> = HEADER.trim_end().split('\t').collect();
+    for (index, name) in names.into_iter().enumerate().rev() {
+        // The number of bytes decides what an operator means, and the geometry is not read.
+        if !matches!(name, "bytes" | "stride" | "padding" | "dilation") {
+            fields[index] = "x";
+            let error = read(&fields).expect_err("the field is wrong");
+            assert!(error.ends_with(&format!("(column {name})")), "{error}");
+        }
+    }
+}
+
+#[test]
 fn errors_of_a_table_name_line_and_column() {
     let header = "operator\tinput_shapes\tdtypes\tbytes";
     let error = |line: &str| {

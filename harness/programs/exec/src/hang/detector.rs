@@ -314,7 +314,7 @@ impl Detector {
             self.found = None;
             return Ok(None);
         }
-        if !self.is_certain(key, &stopped) {
+        if !self.observe(key, &stopped) {
             return Ok(None);
         }
         let found = Found {
@@ -328,9 +328,9 @@ impl Detector {
         Ok(Some(found.describe()))
     }
 
-    /// Whether these processes have waited in the same calls for the grace period, and no sleeping
-    /// thread can end the wait.
-    fn is_certain(&mut self, key: Key, stopped: &BTreeSet<u32>) -> bool {
+    /// Notes that these processes wait in the calls of `key`. Returns whether they have waited for
+    /// the grace period and no sleeping thread can end the wait.
+    fn observe(&mut self, key: Key, stopped: &BTreeSet<u32>) -> bool {
         let suspect = match self.found.take().filter(|suspect| suspect.key == key) {
             Some(suspect) => self.found.insert(suspect),
             None => self.found.insert(Suspect {

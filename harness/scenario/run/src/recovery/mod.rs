@@ -26,7 +26,7 @@ use harness_scenario::{AttemptPlan, BatchRule, Chain, Policy, PolicyKind, Report
 const LONGEST_WAIT: Nanos = Nanos(3_600 * 1_000_000_000);
 
 /// Releases the cache if that is asked for, and returns the bytes.
-fn emptied(ctx: &mut RunContext, is_asked: bool) -> Result<Bytes, Stop> {
+fn empty_cache_if(ctx: &mut RunContext, is_asked: bool) -> Result<Bytes, Stop> {
     if is_asked {
         ctx.rig.empty_cache()
     } else {
@@ -446,14 +446,14 @@ impl<'p> Recovery<'p> {
                 let next = batch::next(*rule, plan, *floor, &self.known);
                 let empties = *empty_cache && (next.is_some() || regardless);
                 Applied {
-                    given_back: emptied(ctx, empties)?,
+                    given_back: empty_cache_if(ctx, empties)?,
                     ..Applied::replanned(next)
                 }
             }
             Policy::ScaleBatch { .. } => {
                 let next = self.scaled_down(plan);
                 Applied {
-                    given_back: emptied(ctx, next.is_some())?,
+                    given_back: empty_cache_if(ctx, next.is_some())?,
                     ..Applied::replanned(next)
                 }
             }

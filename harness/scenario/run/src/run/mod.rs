@@ -249,7 +249,7 @@ impl<'a, 'o> Run<'a, 'o> {
         let mut ctx = RunContext::new(rig, request.scenario, request.allocator, request.seed)
             .map_err(device_error)?;
         ctx.processes = Processes::new(group, faults);
-        Ok(completed(runner, ctx, record))
+        Ok(run_steps(runner, ctx, record))
     }
 }
 
@@ -267,7 +267,7 @@ fn with_faults(
 }
 
 /// Runs all steps, releases everything, and completes the record.
-fn completed(mut runner: Runner<'_, '_>, mut ctx: RunContext, mut record: RunRecord) -> RunResult {
+fn run_steps(mut runner: Runner<'_, '_>, mut ctx: RunContext, mut record: RunRecord) -> RunResult {
     let request = runner.request;
     let completed = runner
         .run_all(&mut ctx, &request.scenario.steps)

@@ -384,7 +384,7 @@ impl Runner<'_, '_> {
     }
 
     /// Notes unmet expectations, or why the step failed.
-    fn acted(&mut self, done: Result<StepResult, Stop>, step: &Step) -> Option<StepResult> {
+    fn note_result(&mut self, done: Result<StepResult, Stop>, step: &Step) -> Option<StepResult> {
         match done {
             Ok(mut result) => {
                 for unmet in std::mem::take(&mut result.unmet) {
@@ -410,7 +410,7 @@ impl Runner<'_, '_> {
         let number = self.begin(ctx, step, iteration.as_deref());
         let seen = self.violations.len();
         let done = act(self, ctx).and_then(|result| self.check_health(ctx).map(|()| result));
-        let mut result = self.acted(done, step);
+        let mut result = self.note_result(done, step);
         let ended = match (ctx.rig.end_step(result.is_none()), &result) {
             (Ok(ended), _) => Some(ended),
             // The failed step has already explained why; audit findings would hide that.

@@ -294,7 +294,7 @@ impl Plan {
     }
 
     /// Runs one arm with all checks, or returns the record of why it could not run.
-    fn checked(
+    fn run_checked(
         &self,
         arm: &ArmRun<'_>,
         request: &RunRequest<'_>,
@@ -354,7 +354,7 @@ impl Plan {
             mut record,
             mut figures,
             ..
-        } = match self.checked(arm, &request, source, observer)? {
+        } = match self.run_checked(arm, &request, source, observer)? {
             Ok(result) => result,
             Err(record) => return Ok((record, Figures::new())),
         };

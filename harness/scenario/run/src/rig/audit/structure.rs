@@ -497,7 +497,6 @@ impl BlocksRead {
             if misplaced.is_none() {
                 misplaced = not_at(segment, block, after(before));
             }
-            // Free blocks of different streams must stay apart until an event orders the streams.
             if merges && unmerged.is_none() {
                 unmerged = before.and_then(|before| not_merged(before, block));
             }
@@ -558,7 +557,8 @@ fn ends_at(segment: &SegmentInfo, end: DevicePtr) -> Finding {
     not_tiled(expected, format!("they end at {end}"))
 }
 
-/// Free blocks of different streams must stay apart until an event orders the streams.
+/// Returns a finding if both blocks are free and of the same stream. Free blocks of different
+/// streams must stay apart until an event orders the streams.
 fn not_merged(before: &BlockInfo, block: &BlockInfo) -> Option<Finding> {
     let free = |block: &BlockInfo| block.state == BlockState::Inactive;
     (free(before) && free(block) && before.stream == block.stream).then(|| {

@@ -107,7 +107,8 @@ pub(crate) fn ordinal(text: &str) -> Result<u32, String> {
     match text.parse() {
         Ok(DeviceChoice::Cuda(ordinal)) => Ok(ordinal),
         _ => Err(
-            "expected a real GPU, as in `cuda:0`; without `--device` the GPU is simulated"
+            "expected a real GPU, as in `cuda:0`; without `--device` the GPU is simulated, or \
+             cuda:0 with `--leave-free`"
                 .to_owned(),
         ),
     }
@@ -228,7 +229,8 @@ pub(super) struct Exec {
     /// if it differs.
     #[arg(long, value_name = "PATH")]
     python: Vec<PathBuf>,
-    /// Write a JSON record of each process to this file.
+    /// Write a JSON record of each process to this file; with `--leave-free`, one document with
+    /// the curve of device memory in use.
     #[arg(long, value_name = "FILE", value_parser = arguments::output())]
     record: Option<PathBuf>,
     /// Write a memory snapshot at the end, and explain it if an out-of-memory error ended the
@@ -245,8 +247,8 @@ pub(super) struct Exec {
     baseline: Option<PathBuf>,
     #[command(flatten)]
     annotations: annotations::Annotations,
-    /// Write the baseline instead, if two runs have the same figures.
-    #[arg(long, requires = "baseline")]
+    /// With `--baseline`: write the baseline instead, if two runs have the same figures.
+    #[arg(long)]
     update: bool,
     /// Print no summary if the program ends with exit code 0.
     #[arg(long, short)]
@@ -292,8 +294,33 @@ impl FromStr for Timing {
     }
 }
 
+/// Refuses `options` without the option `needed`, which they change. `requires` of clap accepts
+/// them if `needed` conflicts with another given option.
+fn require(needed: &str, is_given: bool, options: &[(&str, bool)]) -> Result<(), CliError> {
+    match options.iter().find(|(_, given)| *given && !is_given) {
+        None => Ok(()),
+        Some((option, _)) => Err(CliError::input(
+            format!("`{option}` needs {needed}"),
+            format!("add {needed}, or leave out `{option}`"),
+        )),
+    }
+}
+
 impl Exec {
+    /// Runs `harness squeeze`.
+    pub(super) fn squeeze(self) -> Result<ExitCode, Failures> {
+        if self.leave_free.size().is_none() {
+            return Err(CliError::input(
+                "`harness squeeze` needs `--leave-free <SIZE>`",
+                "add it, or run `harness exec` for a simulated GPU",
+            )
+            .into());
+        }
+        self.run()
+    }
+
     pub(super) fn run(mut self) -> Result<ExitCode, Failures> {
+        self.check_needed()?;
         if let Some(leave) = self.leave_free.size() {
             return self.run_with_free_memory(leave);
         }
@@ -337,6 +364,17 @@ impl Exec {
             );
         }
         self.run_alone(&setup, machine, gpu.as_deref())
+    }
+
+    /// Refuses options without the option that they change.
+    pub(super) fn check_needed(&self) -> Result<(), CliError> {
+        self.many.check_needed(self.largest.are_asked_for())?;
+        self.largest.check_needed()?;
+        self.matrix.check_needed()?;
+        self.leave_free.check_needed()?;
+        let has_baseline = self.baseline.is_some();
+        require("`--baseline`", has_baseline, &[("--update", self.update)])?;
+        self.annotations.check_needed(has_baseline)
     }
 
     /// Refuses options that exclude each other.

@@ -60,7 +60,7 @@ use clap::{Parser, Subcommand, ValueEnum};
 use harness_exec::process;
 use serde::Serialize;
 
-use error::CliError;
+use error::{CliError, Failures};
 use terminal::ColorChoice;
 
 fn main() -> ExitCode {
@@ -79,14 +79,12 @@ fn run() -> ExitCode {
         return nvidia_smi::run();
     }
     let cli = Cli::parse();
+    let failed = |failures: Failures| terminal::fail(failures).into();
     terminal::choose_colour(cli.color);
     let done = match cli.command {
-        // Returns the exit code of the program that it runs.
-        Command::Exec(command) | Command::Squeeze(command) => {
-            return command
-                .run()
-                .unwrap_or_else(|failures| terminal::fail(failures).into());
-        }
+        // These return the exit code of the program that they run.
+        Command::Exec(command) => return command.run().unwrap_or_else(failed),
+        Command::Squeeze(command) => return command.squeeze().unwrap_or_else(failed),
         Command::LibraryHost(command) => return command.run(),
         Command::ScenarioProcess(command) => return command.run(),
         Command::Demo(command) => command.run(),
@@ -167,7 +165,7 @@ enum Command {
     Run(run::Run),
     Exec(Box<exec::Exec>),
     /// Alias of `harness exec --leave-free`.
-    #[command(hide = true, mut_arg("leave_free", |option| option.required(true)))]
+    #[command(hide = true)]
     Squeeze(Box<exec::Exec>),
     Explain(explain::Explain),
     Fleet(fleet::Fleet),

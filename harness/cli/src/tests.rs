@@ -1,3 +1,4 @@
 //! Tests of the whole command line.
 
 mod reference;
+mod unused;

@@ -109,6 +109,7 @@ fn main() -> ExitCode {
         runs_on_a_real_gpu_are_sequential_by_default
         an_injected_failure_without_effect_is_reported_and_fails
         pointless_runs_are_rejected_with_advice
+        the_progress_of_every_fault_begins_with_a_finished_run
         an_unusable_baseline_is_rejected_before_the_run
         programs_of_a_scenario_share_its_memory
         processes_of_a_program_and_of_those_beside_it_are_counted_together
@@ -3543,6 +3544,24 @@ fn an_injected_failure_without_effect_is_reported_and_fails(world: World) {
     );
 }
 
+fn the_progress_of_every_fault_begins_with_a_finished_run(world: World) {
+    world.write("train.py", FOUR);
+    let on_terminal = "import pty, sys; sys.exit(pty.spawn(sys.argv[1:]) >> 8)";
+    let mut command = world.wrapped(&["python3", "-c", on_terminal]);
+    command
+        .args([env!("CARGO_BIN_EXE_harness"), "exec", "--memory", "8GiB"])
+        .args(["--every-fault", "--", "python3", "train.py"])
+        .env("TERM", "xterm");
+    let ran = Ran::of(command.output().unwrap());
+    assert!(
+        ran.out.contains("/8 runs, ") && !ran.out.contains(" 0/8 runs, "),
+        "{:?} {}{}",
+        ran.code,
+        ran.out,
+        ran.err
+    );
+}
+
 fn pointless_runs_are_rejected_with_advice(world: World) {
     for (options, program, code, message) in [
         (
@@ -3601,6 +3620,15 @@ fn pointless_runs_are_rejected_with_advice(world: World) {
             2,
             "`--python` is given more than twice",
         ),
+        (
+            &[
+                "--gpu", "h200", "--gpu", "h100-80", "--python", "a", "--python", "b",
+            ],
+            "",
+            2,
+            "`--gpu` is given more than once",
+        ),
+        (&["--every", "1s"], "", 2, "`--every` needs `--leave-free`"),
         (
             &["--every-fault"],
             "raise SystemExit(3)",
@@ -3676,7 +3704,7 @@ fn an_unusable_baseline_is_rejected_before_the_run(world: World) {
     }
     let without_file = world.run(&["--update"], &["true"]);
     assert!(
-        without_file.code == Some(2) && without_file.err.contains("--baseline <FILE>"),
+        without_file.code == Some(2) && without_file.err.contains("`--update` needs `--baseline`"),
         "{}",
         without_file.err
     );

@@ -18,14 +18,12 @@ pub(super) struct Annotations {
     #[arg(
         long,
         value_name = "FILE",
-        requires = "baseline",
         conflicts_with = "update", value_parser = arguments::output())]
     code_quality: Option<PathBuf>,
     /// With `--baseline`: write the lines that allocate more to this file, in SARIF.
     #[arg(
         long,
         value_name = "FILE",
-        requires = "baseline",
         conflicts_with = "update", value_parser = arguments::output())]
     sarif: Option<PathBuf>,
 }
@@ -39,6 +37,14 @@ pub(super) struct LineGrowth {
 }
 
 impl Annotations {
+    pub(super) fn check_needed(&self, has_baseline: bool) -> Result<(), CliError> {
+        let options = [
+            ("--code-quality", self.code_quality.is_some()),
+            ("--sarif", self.sarif.is_some()),
+        ];
+        super::require("`--baseline`", has_baseline, &options)
+    }
+
     /// Writes notes on lines of files in the repository.
     pub(super) fn write(&self, grown: &[LineGrowth]) -> Result<(), CliError> {
         let here = env::current_dir().unwrap_or_default();

@@ -37,7 +37,7 @@ pub(super) struct LargestOptions {
     )]
     largest: Vec<Parameter>,
     /// With `--largest`: exit with code 1 if a row's largest value is smaller.
-    #[arg(long, value_name = "VALUE", requires = "largest", help_heading = MANY)]
+    #[arg(long, value_name = "VALUE", help_heading = MANY)]
     at_least: Option<u64>,
     /// With `--largest`: also search with these arguments after the command, as in `--try 'half:
     /// --half'`. Words such as `DTYPE=bfloat16` before the arguments are environment variables. All
@@ -46,7 +46,6 @@ pub(super) struct LargestOptions {
     #[arg(
         long = "try",
         value_name = "NAME: ARGUMENTS",
-        requires = "largest",
         help_heading = MANY,
     )]
     levers: Vec<Lever>,
@@ -55,6 +54,14 @@ pub(super) struct LargestOptions {
 impl LargestOptions {
     pub(super) const fn are_asked_for(&self) -> bool {
         !self.largest.is_empty()
+    }
+
+    pub(super) fn check_needed(&self) -> Result<(), CliError> {
+        let options = [
+            ("--at-least", self.at_least.is_some()),
+            ("--try", !self.levers.is_empty()),
+        ];
+        super::require("`--largest`", self.are_asked_for(), &options)
     }
 }
 

@@ -18,34 +18,34 @@ use super::{CliError, Exec, Failures, probe, terminal, write_report};
 use crate::{Format, program};
 
 const MOST_POINTS: usize = 4096;
+/// The default of `--every`: 50 ms.
+const EVERY: Nanos = Nanos(50_000_000);
 
 #[derive(Args)]
 pub(super) struct LeaveFree {
-    /// Run the program unchanged on a real GPU, cuda:0 or that of `--device`, while the driver
-    /// reports only this much memory as free when the program starts, as in `6GiB`, exact to 2 MiB.
-    /// The program shares it with all other processes. `harness squeeze` is an alias of `harness
-    /// exec --leave-free`.
+    /// Allocate memory of cuda:0, or of `--device`, until the driver reports this much as free, as
+    /// in `6GiB`, then run the program unchanged. The free memory is exact to 2 MiB, and all
+    /// processes share it. `harness squeeze` is an alias of `harness exec --leave-free`.
     #[arg(long, value_name = "SIZE", value_parser = Bytes::parse, conflicts_with_all = [
         "memory", "gpu", "devices", "cuda", "require_gpu", "context_overhead", "events",
         "addresses", "cudnn_workspace", "nccl_memory", "unmeasured", "values", "fail", "latency",
         "alloc_conf", "python", "snapshot", "junit", "baseline", "every_fault", "least_memory",
-        "largest", "fresh", "shard", "jobs", "time_limit", "logs",
+        "largest", "fresh", "shard", "jobs", "time_limit", "logs", "figures",
     ])]
     leave_free: Option<Bytes>,
-    /// With `--leave-free`: the interval between two measurements of device memory.
-    #[arg(
-        long,
-        value_name = "TIME",
-        default_value = "50ms",
-        value_parser = Nanos::parse,
-        requires = "leave_free",
-    )]
-    every: Nanos,
+    /// With `--leave-free`: the interval between two measurements of device memory [default: 50ms].
+    #[arg(long, value_name = "TIME", value_parser = Nanos::parse)]
+    every: Option<Nanos>,
 }
 
 impl LeaveFree {
     pub(super) const fn size(&self) -> Option<Bytes> {
         self.leave_free
+    }
+
+    pub(super) fn check_needed(&self) -> Result<(), CliError> {
+        let options = [("--every", self.every.is_some())];
+        super::require("`--leave-free`", self.leave_free.is_some(), &options)
     }
 }
 
@@ -54,7 +54,7 @@ impl Exec {
         let pressure = Pressure {
             leave,
             device: self.device.unwrap_or_default(),
-            every: self.leave_free.every,
+            every: self.leave_free.every.unwrap_or(EVERY),
             command: &self.command,
         };
         let squeezed = pressure.run(self.many.format())?;

@@ -49,8 +49,8 @@ pub(super) struct MatrixOptions {
         help_heading = MANY,
         conflicts_with_all = [
             "addresses", "alloc_conf", "baseline", "command", "context_overhead", "cuda",
-            "cudnn_workspace", "device", "devices", "events", "every_fault", "fail", "fresh",
-            "gpu", "junit", "largest", "latency", "least_memory", "leave_free", "memory",
+            "cudnn_workspace", "device", "devices", "events", "every_fault", "fail", "figures",
+            "fresh", "gpu", "junit", "largest", "latency", "least_memory", "leave_free", "memory",
             "nccl_memory", "python", "quiet", "record", "require_gpu", "snapshot", "unmeasured",
             "values",
         ],
@@ -61,7 +61,6 @@ pub(super) struct MatrixOptions {
     #[arg(
         long,
         value_name = "FILE",
-        requires = "matrix",
         help_heading = MANY,
         value_parser = arguments::output(),
     )]
@@ -69,11 +68,11 @@ pub(super) struct MatrixOptions {
     /// With `--matrix`: list the runs whose peak is larger than in these rows, and exit with code 1
     /// if there are any. `--shard` then makes parts that take equally long by their times, so all
     /// shards need the same EARLIER.
-    #[arg(long, value_name = "EARLIER", requires = "matrix", help_heading = MANY)]
+    #[arg(long, value_name = "EARLIER", help_heading = MANY)]
     compare: Option<PathBuf>,
     /// With `--matrix`: start each run with these words before its command, as in `--launch 'srun
     /// -n1'`. The folder of the rows must be shared by all machines.
-    #[arg(long, value_name = "WORDS", requires = "matrix", help_heading = MANY)]
+    #[arg(long, value_name = "WORDS", help_heading = MANY)]
     launch: Option<String>,
     /// What `--launch` runs: writes the figures of one run to this file.
     #[arg(long, value_name = "FILE", hide = true)]
@@ -83,6 +82,15 @@ pub(super) struct MatrixOptions {
 impl MatrixOptions {
     pub(super) fn files(&self) -> (Option<&Path>, Option<&Path>) {
         (self.matrix.as_deref(), self.figures.as_deref())
+    }
+
+    pub(super) fn check_needed(&self) -> Result<(), CliError> {
+        let options = [
+            ("--rows", self.rows.is_some()),
+            ("--compare", self.compare.is_some()),
+            ("--launch", self.launch.is_some()),
+        ];
+        super::require("`--matrix`", self.matrix.is_some(), &options)
     }
 }
 

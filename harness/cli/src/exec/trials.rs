@@ -59,12 +59,12 @@ pub(super) struct Options {
     every_fault: Option<Which>,
     /// With `--every-fault`: also fail each allocation alone. PyTorch's retry should then succeed.
     /// Without this option, three allocations are tested alone.
-    #[arg(long, requires = "every_fault", help_heading = MANY)]
+    #[arg(long, help_heading = MANY)]
     alone: bool,
     /// With `--every-fault`: fail only what did not meet the expectation in earlier runs of this
     /// command, in this folder and with these settings, or as without this option if all did. If
     /// the program now makes other attempts, all cases run. The cache folder has the list.
-    #[arg(long, requires = "every_fault", conflicts_with = "shard", help_heading = MANY)]
+    #[arg(long, conflicts_with = "shard", help_heading = MANY)]
     last_failed: bool,
     /// With `--every-fault`: exit with code 1 if a run does not meet this. `recovers`: the run ends
     /// like the first run, with at most 1 % or 2 MiB more memory in use. `ends-cleanly`: the run
@@ -73,7 +73,6 @@ pub(super) struct Options {
     #[arg(
         long,
         value_name = "WHAT",
-        requires = "every_fault",
         help_heading = MANY,
         value_parser = expectations(),
     )]
@@ -83,10 +82,10 @@ pub(super) struct Options {
     #[arg(long, conflicts_with = "fail", group = "searches", help_heading = MANY)]
     least_memory: bool,
     /// With `--least-memory`: search until the result is exact to 2 MiB.
-    #[arg(long, requires = "least_memory", help_heading = MANY)]
+    #[arg(long, help_heading = MANY)]
     exact: bool,
     /// With `--least-memory` or `--largest`: allow out-of-memory errors that the program survives.
-    #[arg(long, requires = "searches", help_heading = MANY)]
+    #[arg(long, help_heading = MANY)]
     allow_ooms: bool,
     /// Start the program anew for each run, and predict no run by a replay. By default, further
     /// runs are copies of one process, made when torch first uses the GPU, or after the import of
@@ -112,7 +111,8 @@ pub(super) struct Options {
     #[arg(long, value_name = "DIR", help_heading = MANY)]
     logs: Option<PathBuf>,
     /// Write a markdown report. For one run, a picture next to it shows reserved and allocated
-    /// memory and failed calls. In a folder, the file is `report.md`.
+    /// memory and failed calls; with `--leave-free`, device memory in use. In a folder, the file is
+    /// `report.md`.
     #[arg(long, value_name = "FILE", value_parser = arguments::report())]
     report: Option<PathBuf>,
     /// The output format. With `json`, the first run's standard output goes to standard error.
@@ -134,14 +134,14 @@ fn expectations() -> impl TypedValueParser<Value = RecoveryExpectation> {
 }
 
 /// The runs after the first one.
-struct Further<'a> {
+struct FurtherRuns<'a> {
     program: TrialProgram<'a, RunnerError>,
     runner: &'a Runner<'a>,
     bar: &'a ProgressBar,
     identity: &'a Run,
 }
 
-impl Further<'_> {
+impl FurtherRuns<'_> {
     fn end(&self) {
         self.bar.finish_and_clear();
         let runner = self.runner;
@@ -152,6 +152,15 @@ impl Further<'_> {
             ));
         }
     }
+}
+
+/// The number of runs of a search is unknown.
+fn bar(runs: Option<u64>) -> ProgressBar {
+    let template = match runs {
+        Some(_) => "{bar:30} {pos}/{len} runs, {eta} left",
+        None => "{spinner} {pos} runs, {elapsed}",
+    };
+    terminal::progress(true, template, runs)
 }
 
 fn most_jobs(launch: &Launch<'_>) -> usize {
@@ -175,6 +184,22 @@ fn one_after_another(port: u16) {
 }
 
 impl Options {
+    pub(super) fn check_needed(&self, has_largest: bool) -> Result<(), CliError> {
+        let of_faults = [
+            ("--alone", self.alone),
+            ("--last-failed", self.last_failed),
+            ("--expect", self.expect.is_some()),
+        ];
+        super::require("`--every-fault`", self.every_fault.is_some(), &of_faults)?;
+        let of_search = [("--exact", self.exact)];
+        super::require("`--least-memory`", self.least_memory, &of_search)?;
+        super::require(
+            "`--least-memory` or `--largest`",
+            self.least_memory || has_largest,
+            &[("--allow-ooms", self.allow_ooms)],
+        )
+    }
+
     pub(super) fn are_asked_for(
         &self,
         alloc_confs: &[String],
@@ -399,17 +424,14 @@ impl Options {
                 runner.launch.machine.context_overhead(),
             )
         });
-        let plan = self.every_fault.map(|which| FaultPlan {
-            which,
-            alone: self.alone,
-            only: None,
-        });
+        let failed = self
+            .every_fault
+            .map(|which| (which, self.failed_cases(&runner.launch, &trial, first)));
+        let faults = failed
+            .as_ref()
+            .map(|(which, failed)| (failed, self.plan(*which, failed)));
         let jobs = self.jobs(most_jobs(&runner.launch));
-        // The number of runs of a search is unknown.
-        let bar = match plan {
-            Some(_) => terminal::progress(true, "{bar:30} {pos}/{len} runs, {eta} left", Some(0)),
-            None => terminal::progress(true, "{spinner} {pos} runs, {elapsed}", None),
-        };
+        let bar = bar(faults.map(|(_, plan)| self.runs(first, plan)));
         let is_told = Once::new();
         let run = |trial: &Trial| -> Result<_, RunnerError> {
             let run = runner.run(trial)?;
@@ -419,7 +441,7 @@ impl Options {
             }
             Ok(run)
         };
-        let further = Further {
+        let further = FurtherRuns {
             program: TrialProgram {
                 run: &run,
                 trial,
@@ -436,8 +458,8 @@ impl Options {
             bar: &bar,
             identity,
         };
-        if let Some(plan) = plan {
-            self.fail_each(&further, plan)
+        if let Some((failed, plan)) = faults {
+            self.fail_each(&further, failed, plan)
         } else if alloc_confs.len() > 1 || orders.len() > 1 {
             self.compare_settings(&further, alloc_confs, orders)
         } else {
@@ -454,28 +476,48 @@ impl Options {
         }
     }
 
-    fn fail_each(&self, further: &Further<'_>, plan: FaultPlan<'_>) -> Result<Exit, CliError> {
-        let (launch, program) = (&further.runner.launch, &further.program);
-        let failed = FailedCases::read(
+    /// The cases of `--every-fault` that the program did not survive in earlier runs.
+    fn failed_cases(&self, launch: &Launch<'_>, trial: &Trial, first: &Observed) -> FailedCases {
+        FailedCases::read(
             &shown(launch.command),
             &baseline::settings(
                 launch.setup.torch_version(),
                 &launch.machine.to_string(),
-                program.trial.alloc_conf.as_deref(),
+                trial.alloc_conf.as_deref(),
             ),
             self.expect,
-            program.first,
-        );
-        let plan = if self.last_failed {
+            first,
+        )
+    }
+
+    fn plan<'a>(&self, which: Which, failed: &'a FailedCases) -> FaultPlan<'a> {
+        let plan = FaultPlan {
+            which,
+            alone: self.alone,
+            only: None,
+        };
+        if self.last_failed {
             failed.plan(plan)
         } else {
             plan
-        };
-        let runs = |plan| faults::runs(program.first, plan, self.shard) as u64;
-        further.bar.inc_length(runs(plan));
+        }
+    }
+
+    /// The number of runs of a plan.
+    fn runs(&self, first: &Observed, plan: FaultPlan<'_>) -> u64 {
+        faults::runs(first, plan, self.shard) as u64
+    }
+
+    fn fail_each(
+        &self,
+        further: &FurtherRuns<'_>,
+        failed: &FailedCases,
+        plan: FaultPlan<'_>,
+    ) -> Result<Exit, CliError> {
+        let program = &further.program;
         let mut report = faults::every_fault(program, plan)?;
         if let Some(plan) = failed.plan_if_moved(plan, &report) {
-            further.bar.inc_length(runs(plan));
+            further.bar.inc_length(self.runs(program.first, plan));
             report = faults::every_fault(program, plan)?;
         }
         further.end();
@@ -497,7 +539,7 @@ impl Options {
 
     fn compare_settings(
         &self,
-        further: &Further<'_>,
+        further: &FurtherRuns<'_>,
         alloc_confs: &[String],
         orders: &[AddressOrder],
     ) -> Result<Exit, CliError> {
@@ -522,7 +564,7 @@ impl Options {
         })
     }
 
-    fn search_least(&self, further: &Further<'_>) -> Result<Exit, CliError> {
+    fn search_least(&self, further: &FurtherRuns<'_>) -> Result<Exit, CliError> {
         let search = self.search(further.runner.launch.machine);
         let report = least::least(&further.program, search)?;
         further.end();

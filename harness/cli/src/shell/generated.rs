@@ -17,7 +17,7 @@ pub(super) fn completions(shell: Shell) -> Result<Exit, Failures> {
     }
 }
 
-/// The commands without those that only harness calls: the scripts would offer them.
+/// The commands without hidden commands, which the scripts would offer.
 fn visible() -> Command {
     let all = Cli::command();
     let shown = all

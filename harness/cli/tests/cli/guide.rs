@@ -79,7 +79,7 @@ fn bash_completes_commands_and_options() {
     };
     assert_eq!(completed(&["harness", "ex"]), "exec explain");
     assert_eq!(completed(&["harness", "exec", "--every-"]), "--every-fault");
-    // Commands that only harness calls are hidden.
+    // The completions offer no hidden commands.
     assert_eq!(completed(&["harness", "library-"]), "");
     assert_eq!(
         completed(&["harness", "explain", "--format", "ma"]),

@@ -261,6 +261,8 @@ fn peaks_that_are_larger_than_before_are_listed() {
         "nothing.jsonl",
     ];
     assert_eq!(harness(folder, &without).0, Some(2));
-    let one = ["exec", "--matrix", "runs.yaml", "--gpu", "h200"];
-    assert_eq!(harness(folder, &one).0, Some(2));
+    for unused in [&["--gpu", "h200"][..], &["--expect", "recovers"]] {
+        let arguments = [&["exec", "--matrix", "runs.yaml"], unused].concat();
+        assert_eq!(harness(folder, &arguments).0, Some(2), "{unused:?}");
+    }
 }

@@ -648,9 +648,21 @@ fn a_program_with_little_free_memory_needs_a_gpu_and_enough_free_memory() {
         &["squeeze", "--leave-free", "1GiB", "--", "true"],
     );
     assert_eq!(code, Some(3), "{err}");
-    let (code, _, err) = harness(folder.path(), Some(&none), &["squeeze", "--", "true"]);
-    assert!(
-        code == Some(2) && err.contains("--leave-free <SIZE>"),
-        "{code:?} {err}"
-    );
+    for (arguments, message) in [
+        (&["squeeze", "--", "true"][..], "--leave-free <SIZE>"),
+        (
+            &["squeeze", "--memory", "1GiB", "--", "true"],
+            "--leave-free <SIZE>",
+        ),
+        (
+            &["exec", "--leave-free", "1GiB", "--exact", "--", "true"],
+            "`--exact` needs `--least-memory`",
+        ),
+    ] {
+        let (code, _, err) = harness(folder.path(), Some(&none), arguments);
+        assert!(
+            code == Some(2) && err.contains(message),
+            "{arguments:?}: {code:?} {err}"
+        );
+    }
 }

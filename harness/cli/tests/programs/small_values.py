@@ -87,6 +87,17 @@ found["kept"] = large[0, 2:4].tolist() == [1.0, 2.0]
 # Copies of larger tensors are known too.
 many = torch.arange(100).cuda()
 found["copied"] = [copy.tolist() == list(range(100)) for copy in (many, many.clone())]
+# Copies from the CPU too, also into a part of an earlier copy and over parts.
+whole = torch.full((2767,), 5, dtype=torch.uint8).cuda()
+whole[:223].copy_(torch.full((223,), 7, dtype=torch.uint8))
+found["reused"] = [whole.tolist() == [7] * 223 + [5] * 2544]
+found["reused"].append(whole.copy_(torch.full((2767,), 9, dtype=torch.uint8)).tolist() == [9] * 2767)
+# If a kernel ends such a copy, the earlier values are not known afterwards.
+ones = torch.ones(100, 100)
+for change in (lambda to: to.t().copy_(ones), lambda to: to[:, ::2].copy_(ones[:, ::2]), lambda to: to.copy_(ones.double().pin_memory(), non_blocking=True)):
+    to = torch.full((100, 100), 5.0).to("cuda")
+    change(to)
+    found["reused"].append(to[0, 0].item() != 5)
 allocated = torch.cuda.memory_allocated()
 for _ in range(100):
     torch._foreach_mul_([a, changed], torch._foreach_sqrt([a])[0].sum().item())

@@ -644,6 +644,16 @@ impl Known {
             || last + 1 != sizes.iter().product::<i64>()
     }
 
+    /// Returns whether `copy_` fills a large tensor from the CPU. It consists of copies of the
+    /// runtime and of other operations, which know what they write.
+    fn copies_many_from_cpu(&self, arguments: &[Value]) -> bool {
+        let [to, from, ..] = arguments else {
+            return false;
+        };
+        let are_defined = [to, from].map(|tensor| self.torch.is_defined(*tensor));
+        are_defined == [true; 2] && self.is_on_gpu(from) == Some(false) && !self.is_small(to)
+    }
+
     fn list(&self, value: &Value) -> Option<&'static List> {
         // SAFETY: a value with this tag has the address of a list, which lives as long as the
         // value.
@@ -744,6 +754,9 @@ impl Operation {
 
     /// Decides on a call by its tensors.
     fn plan(&self, known: &Known, arguments: &[Value]) -> Plan {
+        if self.kind == Kind::Copy && known.copies_many_from_cpu(arguments) && !is_captured() {
+            return Plan::Leave;
+        }
         let concerns = self.concerns(known, arguments);
         if concerns && self.is_computable(known, arguments) {
             return Plan::Compute;

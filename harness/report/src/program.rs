@@ -175,7 +175,8 @@ pub fn markdown(program: &ProgramReport<'_>, picture: Option<&str>) -> String {
     }
     page.block("## Processes");
     page.grid(&processes(program));
-    if program.used().any(|process| !process.unless().is_empty()) {
+    let unless = |process| program.record.unless(process);
+    if program.used().any(|process| !unless(process).is_empty()) {
         page.block(format!(
             "{UNSURE} Unless a branch depends on a value that nothing computed. The summary names \
              the lines that read them."
@@ -266,7 +267,7 @@ fn processes(program: &ProgramReport<'_>) -> Grid {
         let device = |figure: fn(&harness_exec::record::DeviceRecord) -> u64| {
             process.devices.iter().map(figure)
         };
-        let unless = match process.unless() {
+        let unless = match program.record.unless(process) {
             "" => String::new(),
             _ => format!(" {UNSURE}"),
         };

@@ -41,10 +41,13 @@ impl Doubt {
     }
 
     pub(crate) fn reads(record: &Record) -> Option<Self> {
-        let reads = record.used().map(|process| process.uncomputed_reads).sum();
+        let processes = record.processes.iter();
+        let reads = processes.map(|process| process.uncomputed_reads).sum();
         (reads > 0).then(|| Self::UncomputedReads {
             reads,
-            at: lines(record, |process| &process.uncomputed_reads_at),
+            at: lines(record.processes.iter(), |process| {
+                &process.uncomputed_reads_at
+            }),
             has_torch: record.has_torch(),
         })
     }
@@ -52,7 +55,7 @@ impl Doubt {
     pub(crate) fn timing(record: &Record) -> Option<Self> {
         record.depends_on_timing().then(|| Self::Timing {
             waits: record.waits_of_frees(),
-            at: lines(record, |process| &process.polled_at),
+            at: lines(record.used(), |process| &process.polled_at),
         })
     }
 
@@ -149,12 +152,17 @@ impl fmt::Display for Doubt {
 /// The lines that read values which nothing has computed, as in ` at train.py:12`. Empty if they
 /// are unknown.
 pub fn lines_of_reads(record: &Record) -> String {
-    listed(&lines(record, |process| &process.uncomputed_reads_at))
+    listed(&lines(record.processes.iter(), |process| {
+        &process.uncomputed_reads_at
+    }))
 }
 
-fn lines(record: &Record, of: impl Fn(&Process) -> &Vec<ErrorFrame>) -> Vec<String> {
+fn lines<'a>(
+    processes: impl Iterator<Item = &'a Process>,
+    of: impl Fn(&'a Process) -> &'a Vec<ErrorFrame>,
+) -> Vec<String> {
     let mut lines: Vec<String> = Vec::new();
-    for line in record.used().flat_map(of).map(ErrorFrame::short) {
+    for line in processes.flat_map(of).map(ErrorFrame::short) {
         if !lines.contains(&line) {
             lines.push(line);
         }

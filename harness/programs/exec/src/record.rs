@@ -171,6 +171,10 @@ pub struct SnapshotFile {
 }
 
 impl Process {
+    const fn has_read_uncomputed(&self) -> bool {
+        self.uncomputed_reads > 0
+    }
+
     fn of_counters(counters: ProcessCounters, run: &Path) -> Self {
         let pid = counters.pid;
         let devices = counters.devices.iter().enumerate();
@@ -201,15 +205,6 @@ impl Process {
             program: counters.program,
             refusal: counters.refusal,
             ..Self::default()
-        }
-    }
-
-    /// What figures of the process depend on, to follow them; empty if they are exact.
-    pub const fn unless(&self) -> &'static str {
-        if self.uncomputed_reads > 0 {
-            ", unless a branch depends on a value below"
-        } else {
-            ""
         }
     }
 
@@ -288,6 +283,19 @@ fn add_statistics(run: &Path, processes: &mut BTreeMap<u32, Process>) -> io::Res
 }
 
 impl Record {
+    /// What figures of a process depend on, to follow them; empty if they are exact. What a process
+    /// without a GPU read may decide what any other does.
+    pub fn unless(&self, process: &Process) -> &'static str {
+        let mut others = self.processes.iter();
+        if process.has_read_uncomputed()
+            || others.any(|other| other.has_read_uncomputed() && !other.used_gpu())
+        {
+            ", unless a branch depends on a value below"
+        } else {
+            ""
+        }
+    }
+
     /// Returns how the program ended if values can be the cause: by an exit code or a hang, after
     /// it read values that nothing computed, and without injected failures, a signal or a lack of
     /// memory.
@@ -297,7 +305,7 @@ impl Record {
                 .iter()
                 .filter_map(|process| process.torch.as_ref())
         };
-        let has_read = self.used().any(|process| process.uncomputed_reads > 0);
+        let has_read = self.processes.iter().any(Process::has_read_uncomputed);
         if !has_read
             || !self.has_torch()
             || self.processes.iter().any(Process::has_injected_failures)

@@ -27,7 +27,8 @@ fn simulated(record: &Record, settings: &Settings) -> String {
     text += &without_requests(record);
     text += &without_variables(record);
     if record.used().count() > 1 {
-        let unless = record.used().map(Process::unless).max().unwrap_or_default();
+        let unless = record.used().map(|process| record.unless(process));
+        let unless = unless.max().unwrap_or_default();
         for (index, held) in record
             .peak_held
             .iter()
@@ -207,6 +208,7 @@ fn of_processes(record: &Record, several_devices: bool) -> String {
     let mut text = String::new();
     let used: Vec<&Process> = record.used().collect();
     for process in &used {
+        let unless = record.unless(process);
         let who = if used.len() > 1 {
             named(process)
         } else {
@@ -218,7 +220,7 @@ fn of_processes(record: &Record, several_devices: bool) -> String {
             } else {
                 String::new()
             };
-            let _ = writeln!(text, "{who}{index}{}", of_device(device, process.unless()));
+            let _ = writeln!(text, "{who}{index}{}", of_device(device, unless));
         }
         for FailedCalls {
             call,
@@ -233,7 +235,7 @@ fn of_processes(record: &Record, several_devices: bool) -> String {
             };
             let _ = writeln!(text, "{who}{call}: {failed} failed{injected}");
         }
-        let _ = writeln!(text, "{who}{}", of_torch(process));
+        let _ = writeln!(text, "{who}{}", of_torch(process, unless));
         if let Some(host) = of_host(process) {
             let _ = writeln!(text, "{who}{host}");
         }
@@ -639,7 +641,7 @@ fn without_handlers(process: &Process, torch: &TorchRecord) -> String {
     }
 }
 
-fn of_torch(process: &Process) -> String {
+fn of_torch(process: &Process, unless: &str) -> String {
     let Some(torch) = &process.torch else {
         return without_torch(process);
     };
@@ -696,7 +698,6 @@ fn of_torch(process: &Process) -> String {
             format!(" (between {least} and {most}: cuDNN's workspaces are estimates)")
         });
     let bounds = bounds.unwrap_or_default();
-    let unless = process.unless();
     format!(
         "{name}: peak allocated {allocated}{gpus}{bounds}, {}, {}{end}{unless}{killed}{resets}",
         count(retries, "retry"),

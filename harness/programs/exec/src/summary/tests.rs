@@ -158,12 +158,13 @@ fn failed() -> Process {
 fn a_process_without_torch_has_the_reason_for_its_missing_statistics() {
     let reason = |imports: Option<&[&str]>, program: &str| {
         let imports = imports.map(|names| names.iter().copied().map(str::to_owned).collect());
-        of_torch(&Process {
+        let process = Process {
             torch: None,
             imports,
             program: program.to_owned(),
             ..process(7, None)
-        })
+        };
+        of_torch(&process, "")
     };
     assert_eq!(
         reason(Some(&[]), "python3.11"),
@@ -199,13 +200,13 @@ fn another_library_is_named_with_its_allocator_and_the_figures_that_it_publishes
         "reserved_bytes.all.peak": 6_u64 << 30}});
     torch.memory_stats = serde_json::from_value(stats).unwrap();
     assert_eq!(
-        of_torch(&process),
+        of_torch(&process, ""),
         "JAX 0.12.0, XLA's BFC allocator: peak allocated 5 GiB, peak reserved 6 GiB; an out of \
          memory error ended the program"
     );
     let torch = process.torch.as_mut().unwrap();
     torch.other_library.as_mut().unwrap().errors = Some(2);
-    assert!(of_torch(&process).contains("peak reserved 6 GiB, 2 out of memory errors"));
+    assert!(of_torch(&process, "").contains("peak reserved 6 GiB, 2 out of memory errors"));
     let torch = process.torch.as_mut().unwrap();
     torch.other_library.as_mut().unwrap().errors = None;
     // A killed process, and one that used several libraries.
@@ -213,7 +214,7 @@ fn another_library_is_named_with_its_allocator_and_the_figures_that_it_publishes
     torch.memory_stats.clear();
     (torch.statistics, torch.ended_out_of_memory) = (Statistics::AtLeast, false);
     assert_eq!(
-        of_torch(&process),
+        of_torch(&process, ""),
         "JAX 0.12.0, XLA's BFC allocator: the process ended before it could report"
     );
     let torch = process.torch.as_mut().unwrap();
@@ -224,7 +225,7 @@ fn another_library_is_named_with_its_allocator_and_the_figures_that_it_publishes
         allocator: "XLA's BFC allocator and CuPy's memory pool".to_owned(),
     });
     assert_eq!(
-        of_torch(&process),
+        of_torch(&process, ""),
         "JAX and CuPy, XLA's BFC allocator and CuPy's memory pool: no statistics"
     );
 }
@@ -395,22 +396,28 @@ fn reads_of_values_that_nothing_computed_are_counted_and_named_once_per_line() {
     );
     let of_many = line(vec![read(7, 20, &(1..11).collect::<Vec<_>>())]).unwrap();
     assert!(of_many.contains("loss.py:8 and 2 more"), "{of_many}");
-    let marks = |reads| {
-        of_torch(&read(7, reads, &[])).ends_with("unless a branch depends on a value below")
-    };
-    assert_eq!([marks(0), marks(1)], [false, true]);
-    let all_figures = |reads| {
-        let (mut record, settings) = record(vec![read(7, reads, &[]), read(8, 0, &[])]);
+    let figures = |processes| {
+        let (mut record, settings) = record(processes);
         record.peak_held = vec![1 << 30];
         simulated(&record, &settings)
             .matches(", unless a branch depends on a value below")
             .count()
     };
+    let of_both = |reads| figures(vec![read(7, reads, &[]), read(8, 0, &[])]);
     assert_eq!(
-        [all_figures(0), all_figures(1)],
+        [of_both(0), of_both(1)],
         [0, 3],
         "the reserved and the allocated peak of one process, and the peak of both"
     );
+    let without_gpu = || Process {
+        devices: Vec::new(),
+        torch: None,
+        ..read(9, 1, &[12])
+    };
+    let of_child = line(vec![read(7, 0, &[]), without_gpu()]).unwrap();
+    assert!(of_child.contains("(1 read, at loss.py:12)"), "{of_child}");
+    let marked = figures(vec![read(7, 0, &[]), without_gpu()]);
+    assert_eq!(marked, 2, "the peaks of the process with a GPU");
 }
 
 #[test]

@@ -58,7 +58,8 @@ shutil.copyfile("model.pt", "best.pt")
 torch.load("model.pt")  # read
 torch.load("replaced.pt")  # read
 load_file("model.safetensors")  # read
-safe_open("model.safetensors", "pt")  # read
+assert isinstance(safe_open("model.safetensors", "pt"), safe_open)  # read
+assert isinstance(safe_open, type)
 checkpoint.load(copy.deepcopy(state), checkpoint_id="renamed", no_dist=True)  # read
 open("open.pt", "rb").read()  # read
 os.remove("open.pt")

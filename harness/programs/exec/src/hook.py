@@ -1080,9 +1080,19 @@ def _note_files_of_safetensors(module):
             _effects.note_write(filename)
         return write(*args, **kwargs)
 
-    def safe_open(filename, *args, **kwargs):
-        _effects.note_read(filename)
-        return read(filename, *args, **kwargs)
+    class Kind(type):
+        def __instancecheck__(cls, value):
+            return isinstance(value, read)
+
+        def __getattr__(cls, name):
+            return getattr(read, name)
+
+    class safe_open(metaclass=Kind):
+        __doc__ = read.__doc__
+
+        def __new__(cls, filename, *args, **kwargs):
+            _effects.note_read(filename)
+            return read(filename, *args, **kwargs)
 
     module.serialize_file, module.safe_open = note_and_write, safe_open
 

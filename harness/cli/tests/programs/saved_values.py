@@ -62,7 +62,13 @@ assert isinstance(safe_open("model.safetensors", "pt"), safe_open)  # read
 assert isinstance(safe_open, type)
 checkpoint.load(copy.deepcopy(state), checkpoint_id="renamed", no_dist=True)  # read
 open("open.pt", "rb").read()  # read
-os.remove("open.pt")
+os.link("open.pt", "linked.pt")
+open("linked.pt", "rb").read()  # read
 torch.save(1, "open.pt")
 torch.load("open.pt")
+with open("replaced.pt", "w") as file:
+    file.write("text")
+open("replaced.pt").read()
+os.replace("known.pt", "model.pt")
+torch.load("model.pt")
 subprocess.run([sys.executable, __file__, "best.pt"], check=True)

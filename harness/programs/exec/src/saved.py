@@ -14,6 +14,8 @@ _WRITERS = {
     ("safetensors.torch", "save_file"): "filename",
     ("torch.distributed.checkpoint.filesystem", "_write_files_from_queue"): "file_name",
 }
+# Those that copy before they open the file.
+_COPY_FIRST = set(_WRITERS) - {("torch.serialization", "save")}
 
 # Counts a read.
 count = None
@@ -68,25 +70,41 @@ def _absolute(path, place):
     return os.path.join(os.readlink("/proc/self/fd/%d" % place), path) if isinstance(place, int) and place >= 0 else path
 
 
+def _forget(path):
+    own = _own(path)
+    if os.path.isfile(own):
+        os.remove(own)
+
+
+def _copies_first(frame):
+    while frame is not None and (_name(frame), frame.f_code.co_name) not in _COPY_FIRST:
+        frame = frame.f_back
+    return frame is not None
+
+
 def watch(event, arguments, caller):
-    """Counts an audit event that opens such a file to read it. Follows copies by `shutil`, other names and removals."""
+    """Counts an audit event that opens such a file to read it. Follows copies by `shutil`, other names, removals and new contents."""
     if not os.path.isdir(folder):
         return
     path = arguments[0]
     if event == "open":
         flags = arguments[2]
-        if isinstance(path, int) or flags & os.O_ACCMODE == os.O_WRONLY or flags & os.O_TRUNC or not os.path.isfile(_own(path)):
+        if isinstance(path, int) or not os.path.isfile(_own(path)):
             return
-        if _name(caller) == "shutil" and "dst" in caller.f_locals:
-            _note(caller.f_locals["dst"])
-        else:
-            count()
+        is_copy = _name(caller) == "shutil" and "dst" in caller.f_locals
+        if flags & os.O_TRUNC:
+            if not is_copy and not _copies_first(caller):
+                _forget(path)
+        elif flags & os.O_ACCMODE != os.O_WRONLY:
+            _note(caller.f_locals["dst"]) if is_copy else count()
     elif event == "os.remove":
-        own = _own(_absolute(path, arguments[1]))
-        if os.path.isfile(own):
-            os.remove(own)
-    elif event == "os.rename":
-        own, new = (_own(_absolute(path, place)) for path, place in zip(arguments[:2], arguments[2:]))
-        if os.path.exists(own):
-            os.makedirs(os.path.dirname(new), exist_ok=True)
-            os.replace(own, new)
+        _forget(_absolute(path, arguments[1]))
+    elif event in ("os.link", "os.rename"):
+        path, new = (_absolute(path, place) for path, place in zip(arguments[:2], arguments[2:]))
+        if event == "os.link":
+            _note(new) if os.path.isfile(_own(path)) else None
+        elif os.path.exists(_own(path)):
+            os.makedirs(os.path.dirname(_own(new)), exist_ok=True)
+            os.replace(_own(path), _own(new))
+        else:
+            _forget(new)

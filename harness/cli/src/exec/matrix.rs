@@ -4,7 +4,7 @@ mod language;
 mod table;
 
 use std::collections::HashMap;
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode, Stdio};
@@ -100,8 +100,7 @@ struct Job {
     run: String,
 }
 
-/// The setups of programs. A setup depends on the words of the command that are programs, and on
-/// the CUDA release.
+/// The setups of programs.
 #[derive(Default)]
 struct Setups(Mutex<HashMap<Vec<String>, Found>>);
 
@@ -109,22 +108,31 @@ struct Setups(Mutex<HashMap<Vec<String>, Found>>);
 type Found = Result<Arc<Setup>, String>;
 
 impl Setups {
-    fn of(&self, planned: &Planned) -> Found {
-        let is_program = |word: &&String| Path::new(word).is_file();
+    /// What decides a setup: the words of the command that are programs, other files or commands of
+    /// a shell, and the CUDA release.
+    fn key(planned: &Planned) -> Vec<String> {
+        let is_program = |word: &&String| {
+            word.contains(char::is_whitespace)
+                || Path::new(word).is_file()
+                || torch::in_path(OsStr::new(word)).is_some()
+        };
         let cuda = planned
             .options
             .iter()
             .filter(|option| option.starts_with("--cuda="));
-        let key: Vec<String> = [&planned.cell.program]
+        [&planned.cell.program]
             .into_iter()
             .chain(planned.command.first())
             .chain(planned.command.iter().filter(is_program))
             .chain(cuda)
             .cloned()
-            .collect();
+            .collect()
+    }
+
+    fn of(&self, planned: &Planned) -> Found {
         let mut known = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         known
-            .entry(key)
+            .entry(Self::key(planned))
             .or_insert_with(|| {
                 let exec = exec_of(&planned.options, &planned.command)?;
                 let setup = exec.setup(&exec.command, None);
@@ -518,3 +526,6 @@ impl Runs<'_> {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -407,7 +407,7 @@ pub fn begins_with_python(command: &[OsString]) -> bool {
 }
 
 /// Finds a program like `execvp`.
-pub(crate) fn in_path(name: &OsStr) -> Option<PathBuf> {
+pub fn in_path(name: &OsStr) -> Option<PathBuf> {
     if name.as_encoded_bytes().contains(&b'/') {
         return Some(PathBuf::from(name)).filter(|path| is_program(path));
     }

@@ -24,7 +24,7 @@ const MATRIX: Language = Language {
     advice: ONE_DOCUMENT,
 };
 const SHAPE: &str =
-    "as in `programs: { train: python train.py --batch {batch} }` and `batch: [8, 16]`";
+    "as in `programs: { train: 'python train.py --batch {batch}' }` and `batch: [8, 16]`";
 const PROGRAMS: &str = "programs";
 const PROGRAM: &str = "program";
 const VERSION: &str = "version";

@@ -31,6 +31,15 @@ fn rows_are_all_combinations_and_the_last_axis_changes_fastest() {
     assert_eq!(rows[6].options[0], "--gpu=l40s-48");
 }
 
+#[test]
+fn the_example_in_errors_is_a_matrix() {
+    let lines: Vec<&str> = SHAPE.split('`').skip(1).step_by(2).collect();
+    assert_eq!(
+        cells(&lines.join("\n")),
+        ["train batch=8", "train batch=16"]
+    );
+}
+
 /// The example in GitHub's documentation of matrices, with its result.
 #[test]
 fn include_adds_values_to_rows_whose_own_values_it_keeps_or_else_a_row() {

@@ -85,6 +85,63 @@ struct Definition<'a> {
     include: Vec<Rule>,
 }
 
+/// The text of a file. YAML's reader turns `3.10` into 3.1 and `010` into 10.
+struct Written<'a> {
+    lines: Vec<&'a str>,
+    /// Each number with its text, or `None` if the file has several texts of it.
+    numbers: HashMap<String, Option<String>>,
+}
+
+impl<'a> Written<'a> {
+    fn of(text: &'a str) -> Self {
+        Self {
+            lines: text.lines().collect(),
+            numbers: HashMap::new(),
+        }
+    }
+
+    /// Gives numbers the text that they have in the file. Fails if an alias does not tell it.
+    fn restore(&mut self, entries: &mut [(Located<String>, Located<Tree>)]) -> Result<(), Problem> {
+        let mut values = entries.iter_mut().map(|(_, value)| value);
+        values.try_for_each(|value| self.restore_one(value))
+    }
+
+    fn restore_one(&mut self, value: &mut Located<Tree>) -> Result<(), Problem> {
+        match &mut value.value {
+            Tree::Nothing => Ok(()),
+            Tree::Many(all) => all.iter_mut().try_for_each(|value| self.restore_one(value)),
+            Tree::Map(entries) => self.restore(entries),
+            Tree::One(number) if number.parse::<f64>().is_err() => Ok(()),
+            Tree::One(number) => {
+                let text = self.text_at(value.at, number);
+                let text = text.or_else(|| self.numbers.get(number).cloned().flatten());
+                let Some(text) = text else {
+                    let message = format!("the number `{number}` may have another text elsewhere");
+                    return Err(Problem::new(value.at, message).help("write it in quotes"));
+                };
+                self.numbers
+                    .entry(number.clone())
+                    .and_modify(|known| *known = known.take().filter(|known| *known == text))
+                    .or_insert_with(|| Some(text.clone()));
+                *number = text;
+                Ok(())
+            }
+        }
+    }
+
+    /// The text of a number. `None` if its position has an alias or a tag.
+    fn text_at(&self, at: Position, number: &str) -> Option<String> {
+        let line = self.lines.get(at.line.checked_sub(1)? as usize)?;
+        let from_here = line.chars().skip(at.column.checked_sub(1)? as usize);
+        let text: String = from_here.take(at.length as usize).collect();
+        match text.trim_end().chars().next()? {
+            '"' | '\'' | '|' | '>' => Some(number.to_owned()),
+            '*' | '&' | '!' | '<' => None,
+            _ => Some(text.trim_end().to_owned()),
+        }
+    }
+}
+
 /// Reads a matrix. `check` returns why the value of an option is invalid.
 pub(super) fn read(
     path: &Path,
@@ -101,7 +158,8 @@ pub(super) fn parse(
     check: impl Fn(&str) -> Option<String>,
 ) -> Result<Vec<Planned>, FileError> {
     yaml::parse::<Entries<Located<Tree>>>(text, path, &MATRIX)
-        .and_then(|Entries(entries)| {
+        .and_then(|Entries(mut entries)| {
+            Written::of(text).restore(&mut entries)?;
             let definition = Definition::new(&entries)?;
             definition.check_names()?;
             definition.check_options(check)?;

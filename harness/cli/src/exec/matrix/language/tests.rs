@@ -40,6 +40,37 @@ fn the_example_in_errors_is_a_matrix() {
     );
 }
 
+#[test]
+fn values_have_the_text_that_the_file_has() {
+    let values = "3.10, 1e-5, 010, 1.50, 12345678901234567890123, 1.0, 1, true, yes, 0x10, -0, .5";
+    let text = |values: &str| format!("programs: {{ a: [a, '{{x}}', 2.50] }}\nx: [{values}]\n");
+    let rows = planned(&text(values)).expect("the matrix is valid");
+    let found: Vec<&str> = rows.iter().map(|row| row.command[1].as_str()).collect();
+    assert_eq!(found.join(", "), values);
+    assert_eq!(rows[0].command[2], "2.50");
+    let quoted = planned(&text("é, \"1.0\", '1.00', 1.000"));
+    let quoted = quoted.expect("the matrix is valid");
+    let found: Vec<&str> = quoted.iter().map(|row| row.command[1].as_str()).collect();
+    assert_eq!(found, ["é", "1.0", "1.00", "1.000"]);
+}
+
+#[test]
+fn an_alias_has_the_text_of_its_number_or_an_error() {
+    let text = |values: &str, more: &str| {
+        let programs = "programs: { a: [a, '{x}', '{y}', '{z}'] }";
+        format!("{programs}\nx: {values}\ny: *x\nz: [{more}]\n")
+    };
+    for values in ["&x 3.10", "&x [3.10]", "&x\n- 3.10"] {
+        let rows = planned(&text(values, "a")).expect(values);
+        assert_eq!(rows[0].command, ["a", "3.10", "3.10", "a"]);
+    }
+    let error = planned(&text("&x [3.10, '3.1']", "a")).expect_err("the alias has two texts");
+    assert!(
+        error.contains("3:4: the number `3.1` may have another text elsewhere; write it in quotes"),
+        "{error}"
+    );
+}
+
 /// The example in GitHub's documentation of matrices, with its result.
 #[test]
 fn include_adds_values_to_rows_whose_own_values_it_keeps_or_else_a_row() {

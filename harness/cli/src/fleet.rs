@@ -117,6 +117,7 @@ impl Fleet {
             files::check_output(&file).map_err(CliError::unwritten(&file))?;
         }
         let journal = Journal::open(&rows::path(&self.output.out))?;
+        journal.end_torn_line()?;
         let bar = terminal::progress(
             true,
             "{wide_bar} {pos}/{len} snapshots",

@@ -18,17 +18,8 @@ pub(crate) struct Journal {
 
 impl Journal {
     pub(crate) fn open(path: &Path) -> Result<Self, CliError> {
-        let open = || {
-            let mut file = files::open_to_append(path)?;
-            let mut text = Vec::new();
-            file.read_to_end(&mut text)?;
-            // Ends the line of a process that was killed while it wrote.
-            if text.last().is_some_and(|&last| last != b'\n') {
-                file.write_all(b"\n")?;
-            }
-            Ok(file)
-        };
-        let file = Mutex::new(open().map_err(CliError::unwritten(path))?);
+        let file = files::open_to_append(path).map_err(CliError::unwritten(path))?;
+        let file = Mutex::new(file);
         Ok(Self {
             path: path.to_owned(),
             file,
@@ -49,6 +40,20 @@ impl Journal {
             // Some file systems have no locks.
             Ok(()) | Err(std::fs::TryLockError::Error(_)) => Ok(()),
         }
+    }
+
+    /// Ends the line of a process that was killed while it wrote.
+    pub(crate) fn end_torn_line(&self) -> Result<(), CliError> {
+        let mut file = self.file.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut end = || {
+            let mut text = Vec::new();
+            file.read_to_end(&mut text)?;
+            match text.last() {
+                None | Some(b'\n') => Ok(()),
+                Some(_) => file.write_all(b"\n"),
+            }
+        };
+        end().map_err(CliError::unwritten(&self.path))
     }
 
     pub(crate) fn add(&self, row: &impl Serialize) -> Result<(), CliError> {

@@ -152,6 +152,11 @@ fn exec_of(options: &[String], command: &[String]) -> Result<Exec, String> {
         .map_err(|error| reason(&error.to_string()))
 }
 
+fn is_same_file(one: &Path, other: &Path) -> bool {
+    let [one, other] = [one, other].map(|path| path.canonicalize().ok());
+    one.is_some() && one == other
+}
+
 /// Why an option is invalid, without the option, which the caller names.
 fn reason(error: &str) -> String {
     let text = error.trim_start_matches("error: ");
@@ -176,6 +181,10 @@ impl Exec {
         let (text, planned) = language::read(file, invalid).map_err(CliError::from)?;
         let path = self.rows_of(file)?;
         let earlier = self.matrix.compare.as_deref();
+        if let Some(earlier) = earlier.filter(|earlier| is_same_file(earlier, &path)) {
+            let message = format!("{}: the rows would replace EARLIER", earlier.display());
+            return Err(CliError::input(message, "copy it first").into());
+        }
         let earlier = earlier.map(Table::existing).transpose()?;
         let earlier = earlier.map(|table| table.rows);
         let setups = Setups::default();
@@ -234,7 +243,7 @@ impl Exec {
         };
         let given = self.matrix.rows.clone();
         let path = given.unwrap_or_else(|| matrix.with_extension(default()));
-        if path == matrix {
+        if is_same_file(&path, matrix) {
             let message = format!("{}: the rows would replace the matrix", path.display());
             return Err(CliError::input(
                 message,

@@ -185,9 +185,40 @@ fn a_merge_has_each_row_once_and_names_those_that_are_missing() {
         text.contains("1.jsonl and 5.jsonl have different matrices"),
         "{text}"
     );
-    let (code, text) = harness(folder, &["exec", "--matrix", "runs.yaml", "--rows", "log"]);
-    assert_eq!(code, Some(2), "{text}");
-    assert!(text.contains("no file of rows"), "{text}");
+}
+
+#[test]
+fn files_that_the_rows_would_destroy_are_refused_and_unchanged() {
+    let folder = matrix();
+    let folder = folder.path();
+    std::os::unix::fs::symlink("runs.yaml", folder.join("link")).unwrap();
+    fs::write(folder.join("notes"), "no rows, and no end of the line").unwrap();
+    fs::write(folder.join("runs.jsonl"), "{\"version\":1").unwrap();
+    let cases = [
+        (["--rows", "notes"], "notes: this is no file of rows"),
+        (
+            ["--rows", "link"],
+            "link: the rows would replace the matrix",
+        ),
+        (
+            ["--rows", "./runs.yaml"],
+            "the rows would replace the matrix",
+        ),
+        (
+            ["--compare", "./runs.jsonl"],
+            "./runs.jsonl: the rows would replace EARLIER",
+        ),
+    ];
+    let files = ["notes", "runs.yaml", "runs.jsonl"];
+    let content = || files.map(|file| fs::read(folder.join(file)).unwrap());
+    let before = content();
+    for (options, expected) in cases {
+        let arguments = [&["exec", "--matrix", "runs.yaml"], &options[..]].concat();
+        let (code, text) = harness(folder, &arguments);
+        assert_eq!(code, Some(2), "{text}");
+        assert!(text.contains(expected), "{text}");
+        assert_eq!(content(), before, "{options:?}");
+    }
 }
 
 #[test]

@@ -123,6 +123,7 @@ impl Table {
         if !is_whole {
             journal.become_only_writer()?;
         }
+        journal.end_torn_line()?;
         Ok((journal, earlier))
     }
 

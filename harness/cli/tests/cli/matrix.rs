@@ -185,6 +185,29 @@ fn a_merge_has_each_row_once_and_names_those_that_are_missing() {
         text.contains("1.jsonl and 5.jsonl have different matrices"),
         "{text}"
     );
+    let head_end = other.find('\n').unwrap() + 1;
+    let (head, rows) = other.split_at(head_end);
+    let newer = |text: &str| text.replacen("\"version\":1", "\"version\":2", 1);
+    for (content, expected) in [
+        (
+            newer(&other),
+            "first.jsonl: a newer harness wrote these rows",
+        ),
+        (
+            head.to_owned() + &newer(rows),
+            "first.jsonl: a newer harness wrote these rows",
+        ),
+        (String::new(), "first.jsonl: there are no rows"),
+        (
+            head[..head_end / 2].to_owned(),
+            "first.jsonl: this is no file of rows",
+        ),
+    ] {
+        fs::write(folder.join("first.jsonl"), content).unwrap();
+        let (code, text) = merge(&["first.jsonl", "1.jsonl", "3.jsonl"]);
+        assert_eq!(code, Some(2), "{text}");
+        assert!(text.contains(expected), "{text}");
+    }
 }
 
 #[test]

@@ -8,6 +8,7 @@ use harness_base::words::joined;
 use harness_exec::matrix::{MatrixCell, MatrixReport, MatrixRow, ROW_VERSION};
 use harness_exec::trials::identity::Run;
 use harness_exec::trials::merge::difference;
+use serde::de::IgnoredAny;
 use serde::{Deserialize, Serialize};
 
 use super::{Job, language};
@@ -28,11 +29,18 @@ struct Head {
     of_all: Run,
 }
 
+/// What lines of all versions have.
 #[derive(Deserialize)]
-#[serde(untagged)]
-enum Line {
-    Head(Head),
-    Row(MatrixRow),
+struct Line {
+    version: u32,
+    /// Only the first line has a matrix.
+    matrix: Option<IgnoredAny>,
+}
+
+impl Line {
+    fn read(line: &[u8]) -> Option<Self> {
+        serde_json::from_slice(line).ok()
+    }
 }
 
 pub(super) struct Table {
@@ -61,20 +69,22 @@ impl Table {
             return Ok(None);
         }
         let mut lines = text.split(|&byte| byte == b'\n');
-        let first = lines.next().unwrap_or_default();
         let refusal = |why: &str| CliError::input(format!("{}: {why}", path.display()), HELP);
-        let Ok(Line::Head(head)) = serde_json::from_slice(first) else {
-            return Err(refusal(
-                "this is no file of rows of `harness exec --matrix`",
-            ));
-        };
-        if head.version > ROW_VERSION {
+        let no_rows = || refusal("this is no file of rows of `harness exec --matrix`");
+        let is_newer =
+            |line: &[u8]| Line::read(line).is_some_and(|line| line.version > ROW_VERSION);
+        let first = lines.next().unwrap_or_default();
+        if Line::read(first).is_none_or(|line| line.matrix.is_none()) {
+            return Err(no_rows());
+        }
+        if is_newer(first) || lines.clone().any(is_newer) {
             return Err(refusal("a newer harness wrote these rows"));
         }
+        let head: Head = serde_json::from_slice(first).map_err(|_| no_rows())?;
         let mut places: HashMap<MatrixCell, usize> = HashMap::new();
         let mut rows: Vec<MatrixRow> = Vec::new();
         for line in lines {
-            if let Ok(Line::Row(row)) = serde_json::from_slice(line) {
+            if let Ok(row) = serde_json::from_slice::<MatrixRow>(line) {
                 match places.get(&row.cell) {
                     Some(&at) => rows[at] = row,
                     None => {
@@ -151,14 +161,21 @@ impl Table {
 const HELP: &str = "name a file that `harness exec --matrix` wrote";
 
 /// Joins the rows of the shards of a matrix. Fails if a row is missing, or with `allow_missing`
-/// returns which. Returns `None` if the first file has no such rows.
+/// returns which. Returns `None` if no file has such rows.
 pub(crate) fn merged(
     paths: &[PathBuf],
     output: &Path,
     allow_missing: bool,
 ) -> Result<Option<(MatrixReport, Option<String>)>, CliError> {
-    let first = paths.first().filter(|path| path.is_file());
-    if !matches!(first.map(|path| Table::read(path)), Some(Ok(Some(_)))) {
+    let has_rows = |path: &PathBuf| {
+        let text = journal::bytes(path).unwrap_or_default();
+        let first = text
+            .split(|&byte| byte == b'\n')
+            .next()
+            .and_then(Line::read);
+        first.is_some_and(|line| line.matrix.is_some())
+    };
+    if !paths.iter().any(has_rows) {
         return Ok(None);
     }
     let tables = paths

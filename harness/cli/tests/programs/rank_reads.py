@@ -37,6 +37,14 @@ def main(rank, folder):
         assert received[:3].tolist() == [1] * 3
         received[3].item()  # read
 
+    # Objects of unequal size have padding, which only torch copies.
+    words = ["a", "b" * 100]
+    objects, gathered, mine = [None] * 2, [None] * 2 if rank == 0 else None, [None]
+    dist.all_gather_object(objects, words[rank])
+    dist.gather_object(words[rank], gathered)
+    dist.scatter_object_list(mine, words if rank == 0 else None)
+    assert objects == words and gathered in (words, None) and mine == [words[rank]]
+
     def leave(into):
         pass
 

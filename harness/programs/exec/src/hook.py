@@ -1164,6 +1164,24 @@ def _note_ranks_of_program(module):
     module.init_process_group = init_process_group
 
 
+def _copy_objects_alone(module):
+    """Lets ranks that exchange objects copy only the bytes of each object to the host. Torch also copies the padding behind it, which nothing computes, and
+    drops it there."""
+    read = module._tensor_to_object
+
+    def _tensor_to_object(tensor, tensor_size, *rest, **named):
+        size = int(tensor_size)
+        return read(tensor[:size], size, *rest, **named)
+
+    module._tensor_to_object = _tensor_to_object
+
+
+def _change_ranks(module):
+    _note_ranks_of_program(module)
+    if _IS_COPIES:
+        _if_known(_copy_objects_alone)(module)
+
+
 class _ModuleFinder:
     """Finds one module through the other finders, and calls `then` after its execution."""
 
@@ -1225,7 +1243,7 @@ if _RUN and not hasattr(sys, "_harness_hook"):
         _write_stacks_on_signal()
         os.register_at_fork(after_in_child=_write_stacks_on_signal)
         _note_rank_of_launcher()
-        sys.meta_path.insert(0, _ModuleFinder("torch.distributed.distributed_c10d", _note_ranks_of_program))
+        sys.meta_path.insert(0, _ModuleFinder("torch.distributed.distributed_c10d", _change_ranks))
     if _IS_COPIES or os.environ.get("HARNESS_GPU_COPIES"):
         _effects, _saved = _own_module("effects"), _own_module("saved")
         _follow_saved()

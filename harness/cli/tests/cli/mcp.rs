@@ -183,7 +183,7 @@ fn programs_run_only_if_the_user_allows_it() {
             "'--fail <CALL:FIRST[:COUNT][:MIN_SIZE]>'",
         ),
         ("devices", json!(0), "'--devices <N>'"),
-        ("update", json!(true), "--baseline <FILE>"),
+        ("update", json!(true), "`--update` needs `--baseline`"),
         (
             "least_memory",
             json!("yes"),

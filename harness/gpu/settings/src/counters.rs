@@ -18,7 +18,7 @@ use crate::{calls::Call, latency::Latency, settings::MOST_DEVICES};
 /// The end of the name of a file of counters, after the process number.
 pub const ENDING: &str = ".counters";
 /// The first word of a file: a magic number that includes the version of the layout.
-const MARK: u64 = 0x4841_524e_4750_5509;
+const MARK: u64 = 0x4841_524e_4750_550a;
 /// Functions without a model that are listed by name.
 const MOST_NAMES: usize = 128;
 /// Longer names are cut.
@@ -40,6 +40,7 @@ pub struct Counters {
     /// The bounds of estimated cuDNN workspaces: the most bytes above the lower bound, and below
     /// the upper bound.
     workspace_bounds: [AtomicU64; 2],
+    graph_requests: AtomicU64,
     /// Calls with an injected latency.
     slow: [AtomicU64; Call::ALL.len()],
     /// Failed calls that request no device memory for the program, and those of them with an
@@ -232,6 +233,11 @@ impl Counters {
         self.waits_of_frees.fetch_add(1, Ordering::Relaxed);
     }
 
+    /// Counts a request of a CUDA graph for device memory.
+    pub fn count_graph_request(&self) {
+        self.graph_requests.fetch_add(1, Ordering::Relaxed);
+    }
+
     /// Counts a read of the amount of free memory.
     pub fn count_memory_read(&self) {
         self.memory_reads.fetch_add(1, Ordering::Relaxed);
@@ -296,6 +302,8 @@ pub struct ProcessCounters {
     pub uncomputed_reads: u64,
     /// How often freed blocks of PyTorch's allocator waited for the work of another stream.
     pub waits_of_frees: u64,
+    /// How often CUDA graphs requested device memory for their nodes.
+    pub graph_requests: u64,
     /// How far estimated cuDNN workspaces may be below and above their estimates.
     pub workspace_bounds: [u64; 2],
     /// The number of calls with an injected latency, by function.
@@ -401,6 +409,7 @@ impl ProcessCounters {
             memory_reads: read(&counters.memory_reads),
             uncomputed_reads: read(&counters.uncomputed_reads),
             waits_of_frees: read(&counters.waits_of_frees),
+            graph_requests: read(&counters.graph_requests),
             workspace_bounds: counters.workspace_bounds.each_ref().map(read),
             slow: Call::ALL
                 .iter()

@@ -1403,9 +1403,11 @@ fn a_launch_or_an_upload_runs_out_of_memory_and_can_be_failed() {
             ..Run::new()
         };
         run.passes(TEST);
-        let device = run.counters()[0].devices[0];
+        let process = &run.counters()[0];
+        let device = process.devices[0];
         assert_eq!((device.mallocs, device.failed, device.injected), (4, 2, 1));
         assert_eq!(device.peak, Bytes::mib(832));
+        assert_eq!(process.graph_requests, 1, "served ones");
         return;
     }
     let [large, small] = [1024, 64].map(|size| instantiated(size * MIB, true).1);

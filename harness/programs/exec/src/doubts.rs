@@ -29,15 +29,21 @@ pub enum Doubt {
         /// The lines that asked whether the GPU had finished.
         at: Vec<String>,
     },
+    /// CUDA graphs requested memory, by assumed rules.
+    GraphMemory { requests: u64 },
 }
 
 impl Doubt {
     /// Returns the doubts about a run.
     pub(crate) fn of(record: &Record) -> Vec<Self> {
-        [Self::reads(record), Self::timing(record)]
-            .into_iter()
-            .flatten()
-            .collect()
+        [
+            Self::reads(record),
+            Self::timing(record),
+            Self::graph_memory(record),
+        ]
+        .into_iter()
+        .flatten()
+        .collect()
     }
 
     pub(crate) fn reads(record: &Record) -> Option<Self> {
@@ -57,6 +63,11 @@ impl Doubt {
             waits: record.waits_of_frees(),
             at: lines(record.used(), |process| &process.polled_at),
         })
+    }
+
+    pub(crate) fn graph_memory(record: &Record) -> Option<Self> {
+        let requests = record.used().map(|process| process.graph_requests).sum();
+        (requests > 0).then_some(Self::GraphMemory { requests })
     }
 
     /// Returns the doubts about several runs, as [`Self::add`] joins them.
@@ -80,6 +91,10 @@ impl Doubt {
     /// Includes a doubt of the same kind. Returns whether it is one.
     fn includes(&mut self, other: &Self) -> bool {
         let (number, at, (more, others)) = match (self, other) {
+            (Self::GraphMemory { requests }, Self::GraphMemory { requests: more }) => {
+                *requests = *more.max(requests);
+                return true;
+            }
             (
                 Self::UncomputedReads { reads, at, .. },
                 Self::UncomputedReads {
@@ -139,6 +154,10 @@ impl Doubt {
                     (true, false) => format!("{waited}, and {polled}, so peaks depend on timing"),
                 }
             }
+            Self::GraphMemory { requests } => format!(
+                "CUDA graphs requested memory ({}): how much a GPU takes for them is assumed",
+                count(*requests, "request")
+            ),
         }
     }
 }
@@ -202,7 +221,8 @@ mod tests {
             vec![reads(3, &["a.py:12"])],
             vec![],
             vec![reads(2, &["a.py:12", "a.py:30"]), timing(0, &["a.py:7"])],
-            vec![timing(4, &[])],
+            vec![timing(4, &[]), Doubt::GraphMemory { requests: 2 }],
+            vec![Doubt::GraphMemory { requests: 1 }],
         ]);
         let sentences: Vec<String> = doubts.iter().map(ToString::to_string).collect();
         assert_eq!(
@@ -212,6 +232,8 @@ mod tests {
                  branches on them may have gone the other way",
                 "freed memory waited for another stream, and the program asked whether the GPU \
                  had finished at a.py:7, so peaks depend on timing",
+                "CUDA graphs requested memory (2 requests): how much a GPU takes for them is \
+                 assumed",
             ]
         );
     }

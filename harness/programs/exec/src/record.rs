@@ -117,6 +117,9 @@ pub struct Process {
     /// waited, in their order. Then peaks can depend on its timing too.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub polled_at: Vec<ErrorFrame>,
+    /// How often CUDA graphs requested device memory for their nodes. How much a GPU takes for them
+    /// is assumed.
+    pub graph_requests: u64,
     /// How many bytes a workspace of cuDNN may be smaller and larger than its estimate. Zeros if no
     /// workspace was estimated.
     pub cudnn_workspace_bounds: [u64; 2],
@@ -198,6 +201,7 @@ impl Process {
             uncomputed_reads_at: read_lines(&run.join(format!("reads-{pid}.jsonl"))),
             waits_of_frees: counters.waits_of_frees,
             polled_at: read_lines(&run.join(format!("polls-{pid}.jsonl"))),
+            graph_requests: counters.graph_requests,
             cudnn_workspace_bounds: counters.workspace_bounds,
             slow_calls: counters.slow.into_iter().map(slow).collect(),
             failed_calls: counters.failed_calls.into_iter().map(failed).collect(),

@@ -58,6 +58,9 @@ fn simulated(record: &Record, settings: &Settings) -> String {
         let _ = writeln!(text, "{warning}");
     }
     text += &timing(record, settings.events);
+    if let Some(doubt) = Doubt::graph_memory(record) {
+        let _ = writeln!(text, "{doubt}");
+    }
     text += &without_libraries(record, settings);
     text += &not_modelled(record);
     record

@@ -76,6 +76,7 @@ fn run() -> (Record, Machine, Vec<ProgramTimeline>) {
         uncomputed_reads_at: Vec::new(),
         waits_of_frees: 0,
         polled_at: Vec::new(),
+        graph_requests: 0,
         submitted: 40,
         cudnn_workspace_bounds: [1 << 20, 2 << 20],
         slow_calls: Vec::new(),

@@ -35,6 +35,7 @@ fn counters_are_read_from_the_file_of_their_process() {
     counters.note_workspace(30, 1024);
     counters.note_unmodelled(b"cufileRead");
     counters.count_wait_of_free();
+    counters.count_graph_request();
     counters.note_unmodelled(&[b'x'; 80]);
     fs::write(folder.path().join("1.counters"), "damaged").expect("write a file");
     let none = DeviceCounters {
@@ -63,6 +64,7 @@ fn counters_are_read_from_the_file_of_their_process() {
         memory_reads: 1,
         uncomputed_reads: 2,
         waits_of_frees: 1,
+        graph_requests: 1,
         workspace_bounds: [512, 1024],
         slow: vec![(Call::Free, 1)],
         failed_calls: vec![(Call::HostAlloc, [2, 1])],

@@ -125,6 +125,7 @@ pub(super) fn upload(executable: usize, stream: usize) -> Result<(), Code> {
                 memory.sim().create_page(size)?;
                 Ok(0)
             })?;
+            machine.counters.count_graph_request();
             state.graph_memory.grow(device, size);
         }
     }

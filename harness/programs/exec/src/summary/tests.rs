@@ -53,6 +53,7 @@ fn process(pid: u32, rank: Option<&str>) -> Process {
         uncomputed_reads_at: Vec::new(),
         waits_of_frees: 0,
         polled_at: Vec::new(),
+        graph_requests: 0,
         cudnn_workspace_bounds: [0; 2],
         slow_calls: Vec::new(),
         failed_calls: Vec::new(),

@@ -62,7 +62,7 @@ struct Graph {
 #[derive(Debug)]
 struct Executable {
     contents: Contents,
-    /// A launch frees what the launch before has kept.
+    /// A launch first frees the memory that the previous launch left allocated.
     frees_on_launch: bool,
 }
 

@@ -1165,7 +1165,7 @@ def _note_ranks_of_program(module):
 
 
 def _copy_objects_alone(module):
-    """Lets ranks that exchange objects copy only the bytes of each object to the host. Torch also copies the padding behind it, which nothing computes, and
+    """Lets ranks that exchange objects copy only the bytes of each object to the host. Torch also copies the padding after it, which nothing computes, and
     drops it there."""
     read = module._tensor_to_object
 

@@ -1,5 +1,5 @@
 # Files into which a program saves values that nothing has computed. PyTorch and safetensors copy the values to the host and write them at once, so code of
-# the program does not see them, and the copy is no read of the program. A process of the run that opens such a file can see them: that is a read. The folder
+# the program does not see them, and the copy does not count as a read. A process of the run that opens such a file can see them: that is a read. The folder
 # of the run has an empty file for each, under its path.
 import io
 import os
@@ -32,7 +32,7 @@ def _own(path):
 
 
 def _path_of(target):
-    """The path of a file that nobody can read before it is opened again; None for buffers, pipes, and files that are open for reading too."""
+    """The path of a file that cannot be read before it is opened again; None for buffers, pipes, and files that are open for reading too."""
     if type(target) is io.BufferedWriter and type(target.raw) is io.FileIO and not target.readable():
         target = target.name
     if not isinstance(target, (str, bytes, os.PathLike)):

@@ -100,7 +100,7 @@ pub fn file(rows: &[Row]) -> Result<Vec<u8>> {
         Column::Text(_) => format!("optional binary {name} (UTF8);"),
         Column::Number(_) => format!("optional int64 {name};"),
         Column::Flag(_) => format!("optional boolean {name};"),
-        // Of the forms of a list, the one that all readers know.
+        // All readers know this form of a list; some fail at a plain repeated column.
         Column::Texts(_) => format!(
             "required group {name} (LIST) {{ repeated group list {{ required binary element \
              (UTF8); }} }}"

@@ -100,7 +100,7 @@ impl<'a> Written<'a> {
         }
     }
 
-    /// Gives numbers the text that they have in the file. Fails if an alias does not tell it.
+    /// Replaces numbers by their text in the file. Fails if the text of an alias is ambiguous.
     fn restore(&mut self, entries: &mut [(Located<String>, Located<Tree>)]) -> Result<(), Problem> {
         let mut values = entries.iter_mut().map(|(_, value)| value);
         values.try_for_each(|value| self.restore_one(value))

@@ -420,7 +420,7 @@ impl Streams {
         Some((self.graph_of(*id)?, position))
     }
 
-    /// Makes the capture in a stream add to a new graph or one of the program.
+    /// Adds the captured calls of a stream to a new graph, or to one of the program.
     pub(crate) fn capture_to(&mut self, handle: usize, current: usize, graph: usize, is_new: bool) {
         let id = self.place(key(handle, current)).map(|place| place.id);
         if let Some(capture) = id.and_then(|id| self.captures.get_mut(&id)) {

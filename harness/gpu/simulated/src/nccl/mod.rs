@@ -500,7 +500,7 @@ fn copy(from: &[u8], into: &mut [u8]) -> bool {
 }
 
 /// The bytes that a rank sends, none for unknown ones. Of elements of one byte, those before the
-/// first unknown one: PyTorch sends objects as bytes, with unused ones behind the shorter of them.
+/// first unknown one: PyTorch sends objects as bytes, and pads the shorter ones.
 fn sent<T>(address: usize, len: usize, element: usize, act: impl FnOnce(&[u8]) -> T) -> T {
     let state = &mut *machine().state();
     let is_sent = machine().settings.values != Values::Copies

@@ -401,11 +401,11 @@ fn add_node(
     let object = new_object();
     let added = describe(object.expose_provenance(), graph, after, node);
     let Ok(description) = added else {
-        // SAFETY: nobody else has the object.
+        // SAFETY: only this call has the object.
         unsafe { delete_object(object) };
         return added.map(drop);
     };
-    // SAFETY: objects are larger and aligned to 16 bytes, and nobody else has this one yet.
+    // SAFETY: objects are larger and aligned to 16 bytes, and only this call has this one.
     unsafe { object.cast::<NodeObject>().write(description) };
     nodes()
         .entry(graph)
@@ -511,7 +511,7 @@ fn instantiate(place: Out<'_, *mut u8>, graph: usize, flags: u64) -> Result<usiz
         .graph_memory
         .instantiate(graph, executable, frees);
     if instantiated.is_err() {
-        // SAFETY: nobody else has the object.
+        // SAFETY: only this call has the object.
         unsafe { delete_object(object) };
     } else {
         place.write(object);

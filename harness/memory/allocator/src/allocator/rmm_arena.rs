@@ -111,7 +111,7 @@ impl RmmArena {
         Ok(true)
     }
 
-    /// The lowest superblock of an owner with a free block that fits, and the lowest such block.
+    /// Returns the first free block by address that fits, of an owner, and its superblock.
     fn first_fit(&self, owner: Option<StreamId>, size: u64) -> Option<(u64, ChunkId)> {
         let of_owner =
             (self.superblocks.iter()).filter(|(_, superblock)| superblock.owner == owner);

@@ -204,7 +204,7 @@ def _note_end(kind, error):
             return
         end = _end(_behind(error) if kind == "exit" else error)
         if end and (kind != "thread" or end["error"]):
-            _ends[kind] = end
+            _ends[kind] = {**end, "caught": kind == "exit"}
     except Exception:
         pass  # An exception that cannot be printed.
 

@@ -28,6 +28,9 @@ pub struct TorchRecord {
     /// `true` if an OutOfMemoryError ended the process: the program did not catch it, or exited
     /// while it handled it.
     pub ended_out_of_memory: bool,
+    /// `true` if the program exited while it handled the exception that ended the process.
+    #[serde(default)]
+    pub caught: bool,
     /// `true` if the error of a library that could not create a handle, a plan or a module ended
     /// the process.
     #[serde(default)]
@@ -234,6 +237,7 @@ impl TorchRecord {
             rank: None,
             started: 0,
             ended_out_of_memory: false,
+            caught: false,
             ended_by_library: false,
             error: None,
             memory_stats: BTreeMap::new(),

@@ -32,6 +32,7 @@ fn run() -> (Record, Machine, Vec<ProgramTimeline>) {
         started: 0,
         ended_out_of_memory: true,
         ended_by_library: false,
+        caught: false,
         memory_stats: serde_json::from_value(
             serde_json::json!({"0": {"allocated_bytes.all.peak": 300 << 20, "num_ooms": 1,
                 "num_alloc_retries": 1}}),

@@ -25,6 +25,7 @@ fn process(pid: u32, rank: Option<&str>) -> Process {
             started: 0,
             ended_out_of_memory: true,
             ended_by_library: false,
+            caught: false,
             memory_stats: serde_json::from_value(stats).unwrap(),
             statistics: Statistics::Reported,
             resets: 0,

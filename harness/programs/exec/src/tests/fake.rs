@@ -56,6 +56,7 @@ pub(crate) fn ended_well(sizes: &[u64]) -> Observed {
         port_in_use: None,
         hang: None,
         ended_out_of_memory: false,
+        caught_out_of_memory: false,
         ended_by_library: false,
         error: None,
         is_end_unknown: false,

@@ -554,6 +554,7 @@ impl Clean<'_> {
         let outcome = outcome(fault, first, run);
         let is_clean_end = match outcome {
             TrialOutcome::OutOfMemory => true,
+            TrialOutcome::ExitCode { .. } if run.ended_out_of_memory => true,
             TrialOutcome::OtherError { .. } => is_of_library && run.ended_by_library,
             // Shells pass on a signal as 128 + n.
             TrialOutcome::ExitCode { exit_code } => {
@@ -651,7 +652,9 @@ fn outcome(fault: &Fault, first: &Observed, run: &Observed) -> TrialOutcome {
             Some(error) => TrialOutcome::OtherError {
                 error: error.clone(),
             },
-            None if run.ended_out_of_memory => TrialOutcome::OutOfMemory,
+            None if run.ended_out_of_memory && !run.caught_out_of_memory => {
+                TrialOutcome::OutOfMemory
+            }
             None => TrialOutcome::ExitCode { exit_code },
         },
     }

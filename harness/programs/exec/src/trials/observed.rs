@@ -74,6 +74,8 @@ pub struct Observed {
     pub port_in_use: Option<String>,
     /// `true` if an OutOfMemoryError ended a process.
     pub ended_out_of_memory: bool,
+    /// `true` if such a process exited while it handled the error.
+    pub caught_out_of_memory: bool,
     /// `true` if the error of a library that could not create a handle, a plan or a module ended a
     /// process.
     pub ended_by_library: bool,
@@ -189,6 +191,7 @@ impl Observed {
             ranks,
             hang: record.hang.clone(),
             ended_out_of_memory: torches().any(|torch| torch.ended_out_of_memory),
+            caught_out_of_memory: torches().any(|torch| torch.ended_out_of_memory && torch.caught),
             ended_by_library: torches().any(|torch| torch.ended_by_library),
             error: error(record),
             is_end_unknown: processes.len() > 1

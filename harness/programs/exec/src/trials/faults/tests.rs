@@ -23,6 +23,18 @@ fn uncaught() -> Observed {
     }
 }
 
+#[test]
+fn a_program_that_exits_while_it_handles_the_error_ends_with_its_exit_code() {
+    let run = Observed {
+        caught_out_of_memory: true,
+        ..uncaught()
+    };
+    assert_eq!(of(&run), TrialOutcome::ExitCode { exit_code: 1 });
+    assert_eq!(of(&uncaught()), TrialOutcome::OutOfMemory);
+    let report = reports(Which::All, true, |_| Some(run.clone()));
+    assert!(report.cases.iter().all(|case| case.is_clean_end));
+}
+
 fn of(run: &Observed) -> TrialOutcome {
     outcome(&"any:2:2".parse().unwrap(), &ended_well(&[2, 20]), run)
 }

@@ -2605,10 +2605,10 @@ const REACTIONS: [(&str, &str, bool); 17] = [
     ),
     (
         "traceback.print_exc(); print('Set HYDRA_FULL_ERROR=1', file=sys.stderr); sys.exit(1)",
-        "out_of_memory",
+        "exit_code",
         true,
     ),
-    ("sys.exit('no memory')", "out_of_memory", true),
+    ("sys.exit('no memory')", "exit_code", true),
     (
         "raise RuntimeError('the step failed') from error",
         "out_of_memory",
@@ -2621,7 +2621,7 @@ const REACTIONS: [(&str, &str, bool); 17] = [
     ),
     ("asyncio.run(fails(error))", "out_of_memory", true),
     ("raise SystemExit(3)", "exit_code", true),
-    ("os._exit(1)", "out_of_memory", true),
+    ("os._exit(1)", "exit_code", true),
     (
         "threading.Thread(target=fail, args=[error]).start(); exits.append(1)",
         "exit_code",
@@ -2712,14 +2712,14 @@ fn the_end_of_a_worker_decides_whether_the_end_is_clean(world: World) {
          work.work()'], check=True)\n"
             .to_owned();
     let failed = "{}['loss']";
-    for (launcher, reaction, outcome) in [
-        (&launched, "raise", "out_of_memory"),
-        (&launched, failed, "KeyError: 'loss'"),
-        (&started("fork"), "raise", "out_of_memory"),
-        (&started("fork"), failed, "KeyError: 'loss'"),
-        (&started("spawn"), "sys.exit(1)", "out_of_memory"),
-        (&started("spawn"), failed, "KeyError: 'loss'"),
-        (&launched, "os.abort()", "exit_code"),
+    for (launcher, reaction, outcome, code) in [
+        (&launched, "raise", "out_of_memory", 0),
+        (&launched, failed, "KeyError: 'loss'", 1),
+        (&started("fork"), "raise", "out_of_memory", 0),
+        (&started("fork"), failed, "KeyError: 'loss'", 1),
+        (&started("spawn"), "sys.exit(1)", "exit_code", 0),
+        (&started("spawn"), failed, "KeyError: 'loss'", 1),
+        (&launched, "os.abort()", "exit_code", 1),
     ] {
         world.write("work.py", &worker(reaction));
         world.write("train.py", launcher);
@@ -2740,7 +2740,6 @@ fn the_end_of_a_worker_decides_whether_the_end_is_clean(world: World) {
         } else {
             &case["outcome"]
         };
-        let code = i32::from(outcome != "out_of_memory");
         assert_eq!(
             (found.as_str(), ran.code),
             (Some(outcome), Some(code)),

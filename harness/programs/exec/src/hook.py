@@ -195,16 +195,18 @@ def _end(error):
     return found
 
 
-def _note_end(kind, error):
-    """Notes an exception that may end the process. Of several failed tests or threads, the first that did not run out of memory stays. A thread that runs
-    out of memory does not end the program."""
+def _note_end(kind, error, exits=None):
+    """Notes an exception that may end the process. The frame that exits while it handles the exception is of the program, or of a package such as Hydra that
+    has printed an exception which the program did not catch. Of several failed tests or threads, the first that did not run out of memory stays. A thread
+    that runs out of memory does not end the program."""
     try:
         is_known = hasattr(sys.modules.get("torch"), "OutOfMemoryError") or _libraries.imported()
         if error is None or not is_known or (kind != "exit" and _ends.get(kind, {}).get("error")):
             return
         end = _end(_behind(error) if kind == "exit" else error)
         if end and (kind != "thread" or end["error"]):
-            _ends[kind] = {**end, "caught": kind == "exit"}
+            caught = exits is not None and not any(folder in exits.f_code.co_filename for folder in ("site-packages", "dist-packages"))
+            _ends[kind] = {**end, "caught": caught}
     except Exception:
         pass  # An exception that cannot be printed.
 
@@ -214,14 +216,14 @@ def _how_it_ended():
 
 
 def _note_exits():
-    """Notes the exception that the program handles when it calls `sys.exit`, as Hydra does after it has printed the exception."""
+    """Notes the exception that is handled when `sys.exit` is called."""
     end = sys.exit
 
     def exit(status=None, /):
         threading = sys.modules.get("threading")
         is_main = threading is None or threading.current_thread() is threading.main_thread()
         if is_main and not (status is None or isinstance(status, int) and status == 0):
-            _note_end("exit", sys.exc_info()[1])
+            _note_end("exit", sys.exc_info()[1], sys._getframe(1))
         end(status)
 
     exit.__module__, exit.__qualname__, exit.__doc__ = end.__module__, end.__qualname__, end.__doc__
@@ -558,7 +560,7 @@ def _write_at_abrupt_ends():
         @functools.wraps(end)
         def write_and_end(*args, **kwargs):
             if name == "_exit" and args and args[0] != 0:
-                _note_end("exit", sys.exc_info()[1])
+                _note_end("exit", sys.exc_info()[1], sys._getframe(1))
             _note_modules()
             try:
                 torch = sys.modules.get("torch")
@@ -580,7 +582,9 @@ def _note_ends_of_processes(util):
     """Notes the exceptions that end processes of `multiprocessing`, which prints them."""
 
     def note():
-        _note_end("exit", sys.exc_info()[1])
+        error = sys.exc_info()[1]
+        if not isinstance(error, SystemExit):
+            _note_end("exit", error)
 
     os.register_at_fork(after_in_child=_ends.clear)
     util.register_after_fork(_note_end, lambda _: util.Finalize(None, note, exitpriority=0))

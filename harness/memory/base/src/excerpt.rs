@@ -44,7 +44,6 @@ pub struct Excerpt {
 }
 
 impl Excerpt {
-    /// Creates an excerpt.
     pub fn new(name: impl Into<String>, source: &str, places: &[(Range<usize>, String)]) -> Self {
         let mut excerpt = Self {
             name: printable(&name.into()).into_owned(),

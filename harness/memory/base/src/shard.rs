@@ -53,7 +53,6 @@ pub fn missing(shards: &[Shard]) -> Result<Vec<Shard>, String> {
         .collect())
 }
 
-/// Describes missing shards.
 pub fn named(missing: &[Shard]) -> String {
     format!(
         "missing: shard {}",

@@ -15,7 +15,6 @@ pub enum SharedObjectError {
     NotALibrary(object::read::Error),
 }
 
-/// Returns the names that a shared object exports.
 pub fn exports(path: &Path) -> Result<BTreeSet<String>, SharedObjectError> {
     let file = ReadCache::new(files::open(path)?);
     read_exports(&file).map_err(

@@ -128,6 +128,16 @@ impl Cause {
     }
 }
 
+/// The names of the [`causes`], each once.
+pub fn cause_names(request: &FailedRequest) -> Vec<&'static str> {
+    let mut names: Vec<&str> = causes(request)
+        .iter()
+        .map(|cause| cause.kind().name())
+        .collect();
+    names.dedup();
+    names
+}
+
 /// Returns the causes of a failed request in the order in which to read them. Empty if the figures
 /// prove none. Linear in [`FailedRequest::lanes`].
 pub fn causes(request: &FailedRequest) -> Vec<Cause> {

@@ -71,10 +71,6 @@ impl Collector {
         }
     }
 
-    pub const fn running(&self) -> Option<&RunRecord> {
-        self.running.as_ref()
-    }
-
     /// Returns the records so far. An unfinished run becomes [`Verdict::Interrupted`], and runs
     /// that did not start are listed.
     pub fn into_records(mut self) -> Records {

@@ -6,7 +6,7 @@ use std::{collections::BTreeMap, fmt};
 use derive_more::Display;
 pub use harness_allocator::device::CostFigure;
 use harness_allocator::device::{DeviceCalls, DeviceInfo, DeviceMemory};
-use harness_allocator::stats::{MemoryStats, PoolKind};
+use harness_allocator::stats::{BlockState, MemoryStats, PoolKind};
 use harness_allocator::units::{Bytes, Nanos};
 use serde::{Deserialize, Serialize};
 
@@ -60,7 +60,7 @@ pub mod invariant;
 pub mod recovery;
 pub mod timeline;
 
-pub use cause::{Cause, CauseKind, causes};
+pub use cause::{Cause, CauseKind, cause_names, causes};
 pub use claim::{Claim, ClaimFigure, ClaimVerdict};
 pub use event::{Collector, Event};
 pub use faulted::{FaultOutcome, FaultedArm, FaultedCase, FaultedRuns, NotTried};
@@ -147,7 +147,6 @@ pub struct RunRecord {
     pub cost_figures: Vec<CostFigure>,
 }
 
-/// The figures of the programs and processes of a run.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RunProcesses {
     /// The main process first. Processes that share a name, such as repetitions of a step, share an
@@ -509,6 +508,27 @@ pub struct StreamPool {
     pub free: Pieces,
     /// Freed blocks that wait for events of other streams.
     pub waiting: Pieces,
+}
+
+impl StreamPool {
+    pub fn new(pool: Option<PoolKind>, stream: u32) -> Self {
+        let (free, waiting) = (Pieces::default(), Pieces::default());
+        Self {
+            pool,
+            stream,
+            free,
+            waiting,
+        }
+    }
+
+    /// Counts a block unless it is allocated.
+    pub fn add(&mut self, state: BlockState, size: Bytes) {
+        match state {
+            BlockState::Inactive => self.free.add(size),
+            BlockState::PendingFree => self.waiting.add(size),
+            BlockState::Allocated => {}
+        }
+    }
 }
 
 /// A number of blocks with their total and largest size.

@@ -39,7 +39,6 @@ pub struct Recovery {
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct HostUse {
-    /// Peak usage.
     pub peak: Bytes,
     /// Bytes copied in both directions, including failed attempts.
     pub copied: Bytes,

@@ -249,26 +249,6 @@ impl Allocator for AsyncPoolAllocator {
         self.finish_free(device, slot)
     }
 
-    fn record_stream(
-        &mut self,
-        allocation: &Allocation,
-        stream: StreamId,
-    ) -> Result<(), DeviceError> {
-        if allocation.is_null() {
-            return Ok(());
-        }
-        let slot = self.live.slot_of(allocation)?;
-        let LiveAllocation {
-            stream: own,
-            other_streams,
-            ..
-        } = &mut self.live[slot];
-        if *own != stream && !other_streams.contains(&stream) {
-            other_streams.push(stream);
-        }
-        Ok(())
-    }
-
     /// Waits for the device, because a pool releases only memory whose free the host has waited
     /// for.
     fn empty_cache(&mut self, device: &mut dyn Device) -> Result<(), DeviceError> {

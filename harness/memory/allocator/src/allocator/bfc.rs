@@ -43,6 +43,8 @@
 
 use std::collections::BTreeMap;
 
+use serde::Deserialize;
+
 use super::bfc_growth::Growth;
 use super::ort_arena::OrtArenaConfig;
 use super::pending::{Events, PendingFrees};
@@ -52,7 +54,8 @@ use super::{Allocation, Allocator, AllocatorError, Request, answered_by};
 use crate::device::{Device, DeviceError, DevicePtr, EventId, StreamId};
 use crate::units::Bytes;
 
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct BfcConfig {
     /// True if regions are allocated as needed. Otherwise the first region takes the whole memory
     /// limit. The default is `true`, as in the allocator's own options. A TensorFlow process uses
@@ -209,7 +212,6 @@ impl BfcAllocator {
         Self::of(Library::TensorFlow(config))
     }
 
-    /// ONNX Runtime's arena.
     pub fn onnx_runtime(config: OrtArenaConfig) -> Self {
         Self::of(Library::OnnxRuntime(config))
     }
@@ -443,14 +445,6 @@ impl Allocator for BfcAllocator {
 
     fn free(&mut self, device: &mut dyn Device, allocation: Allocation) -> Result<(), DeviceError> {
         self.regions.free(&mut self.pending, device, allocation)
-    }
-
-    fn record_stream(
-        &mut self,
-        allocation: &Allocation,
-        stream: StreamId,
-    ) -> Result<(), DeviceError> {
-        self.regions.record_use(allocation, stream)
     }
 
     /// Makes the stream's free chunks available to all streams.

@@ -27,6 +27,8 @@
 //!   otherwise fail.
 //! * CuPy keeps the free chunks of destroyed streams. Here the default stream gets them.
 
+use serde::Deserialize;
+
 use super::pending::PendingFrees;
 use super::regions::{self, ChunkId, Regions};
 use super::{Allocation, Allocator, AllocatorError, Request, answered_by};
@@ -36,7 +38,8 @@ use crate::units::Bytes;
 /// The unit of chunk sizes: CuPy's `ALLOCATION_UNIT_SIZE`.
 const UNIT: Bytes = Bytes(512);
 
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct CupyPoolConfig {
     /// The limit of `set_limit` or `CUPY_GPU_MEMORY_LIMIT`. By default there is none.
     pub limit: Option<Bytes>,
@@ -167,14 +170,6 @@ impl Allocator for CupyPool {
 
     fn free(&mut self, device: &mut dyn Device, allocation: Allocation) -> Result<(), DeviceError> {
         self.regions.free(&mut self.pending, device, allocation)
-    }
-
-    fn record_stream(
-        &mut self,
-        allocation: &Allocation,
-        stream: StreamId,
-    ) -> Result<(), DeviceError> {
-        self.regions.record_use(allocation, stream)
     }
 
     fn release_stream(

@@ -3,7 +3,7 @@
 
 use super::live::{LiveAllocation, LiveAllocations};
 use super::{Allocation, Allocator, AllocatorError, OomCause, Request, answered_by};
-use crate::device::{Device, DeviceError, MemoryRange, StreamId};
+use crate::device::{Device, DeviceError, MemoryRange};
 use crate::{stats::PoolKind, units::Bytes};
 
 #[derive(Debug, Default)]
@@ -72,19 +72,6 @@ impl Allocator for DirectAllocator {
         device.free(allocation.ptr())?;
         self.forget(slot);
         Ok(())
-    }
-
-    /// Records nothing: the driver's free waits for work in flight.
-    fn record_stream(
-        &mut self,
-        allocation: &Allocation,
-        _stream: StreamId,
-    ) -> Result<(), DeviceError> {
-        if allocation.is_null() {
-            Ok(())
-        } else {
-            self.live.slot_of(allocation).map(drop)
-        }
     }
 
     /// Does nothing: there is no cache.

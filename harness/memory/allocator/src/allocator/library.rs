@@ -23,7 +23,7 @@ pub use self::host::{name_program, program};
 use self::wire::{Code, LibraryCall, LibraryProgram, Order, Reply, Timed};
 use self::{held::Held, host::Host};
 use super::{
-    Allocation, Allocator, AllocatorError, OomCause, Request, answered_by, live::out_of_memory,
+    Allocation, Allocator, AllocatorError, OomCause, Request, counted_by, live::out_of_memory,
 };
 use crate::device::{Device, DeviceError, DevicePtr, MemoryRange, PoolId, StreamId};
 use crate::units::Bytes;
@@ -150,7 +150,6 @@ enum State {
     /// It starts with the first request.
     NotStarted,
     Running(Host),
-    /// It has ended, for this reason.
     Ended(DeviceError),
 }
 
@@ -469,7 +468,7 @@ impl Allocator for LibraryAllocator {
         self.held.pool()
     }
 
-    answered_by!(held.accounts);
+    counted_by!(held.accounts);
 
     /// Stops the host; its exit handlers still run.
     fn close(&mut self, device: &mut dyn Device) -> Result<(), DeviceError> {

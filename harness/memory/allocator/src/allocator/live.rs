@@ -1,7 +1,7 @@
 //! The live allocations of an allocator that makes one driver allocation for each.
 
 use std::collections::BTreeMap;
-use std::ops::{Index, IndexMut};
+use std::ops::Index;
 
 use super::{Allocation, AllocatorError, Handle, OomCause, OutOfMemory, slab::Slab};
 use crate::device::{Device, DeviceError, DevicePtr, MemoryRange, StreamId};
@@ -66,6 +66,24 @@ impl LiveAllocations {
     pub(super) fn slot_of(&self, allocation: &Allocation) -> Result<u32, DeviceError> {
         self.live
             .slot_of(allocation, |live| live.range.start == allocation.ptr())
+    }
+
+    /// Records that another stream uses an allocation. Ignores the null allocation.
+    /// Fails like [`Self::slot_of`].
+    pub(super) fn record_use(
+        &mut self,
+        allocation: &Allocation,
+        stream: StreamId,
+    ) -> Result<(), DeviceError> {
+        if allocation.is_null() {
+            return Ok(());
+        }
+        let slot = self.slot_of(allocation)?;
+        let live = &mut self.live[slot];
+        if live.stream != stream && !live.other_streams.contains(&stream) {
+            live.other_streams.push(stream);
+        }
+        Ok(())
     }
 
     pub(super) fn remove(&mut self, slot: u32) -> LiveAllocation {
@@ -180,11 +198,5 @@ impl Index<u32> for LiveAllocations {
     type Output = LiveAllocation;
     fn index(&self, slot: u32) -> &LiveAllocation {
         &self.live[slot]
-    }
-}
-
-impl IndexMut<u32> for LiveAllocations {
-    fn index_mut(&mut self, slot: u32) -> &mut LiveAllocation {
-        &mut self.live[slot]
     }
 }

@@ -26,9 +26,25 @@ mod spec;
 pub mod wrapper;
 pub mod xla_bfc;
 
-/// The methods of an [`Allocator`] that one of its fields answers, which has the statistics and the
-/// memory limit.
+/// The methods of an [`Allocator`] that one of its fields answers, which has the live allocations,
+/// the statistics and the memory limit.
 macro_rules! answered_by {
+    ($($table:ident).+) => {
+        fn record_stream(
+            &mut self,
+            allocation: &$crate::allocator::Allocation,
+            stream: $crate::device::StreamId,
+        ) -> Result<(), $crate::device::DeviceError> {
+            self.$($table).+.record_use(allocation, stream)
+        }
+
+        $crate::allocator::counted_by!($($table).+);
+    };
+}
+use answered_by;
+
+/// As [`answered_by`], without [`Allocator::record_stream`].
+macro_rules! counted_by {
     ($($table:ident).+) => {
         fn set_memory_fraction(
             &mut self,
@@ -58,7 +74,7 @@ macro_rules! answered_by {
         }
     };
 }
-use answered_by;
+use counted_by;
 
 use std::{fmt, num::NonZeroU32};
 

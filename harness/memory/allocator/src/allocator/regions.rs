@@ -49,7 +49,6 @@ const POOL: PoolKind = PoolKind::Large;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct ChunkId(u32);
 
-/// A list of free chunks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum FreeList {
     /// The chunks that a stream may reuse without a wait.

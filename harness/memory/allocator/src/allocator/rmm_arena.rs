@@ -38,6 +38,8 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use serde::Deserialize;
+
 use super::pending::{Events, if_exists};
 use super::regions::{self, CHUNK_UNIT, ChunkId, FreeList, Regions};
 use super::{Allocation, Allocator, AllocatorError, OomCause, Request, answered_by};
@@ -48,7 +50,8 @@ use crate::units::Bytes;
 const SUPERBLOCK: u64 = 1 << 20;
 
 /// The setting, with RMM's name.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct RmmArenaConfig {
     /// The size of the region. The default is half of the free memory.
     pub arena_size: Option<Bytes>,
@@ -328,14 +331,6 @@ impl Allocator for RmmArena {
         let chunk = self.regions.chunk_of(&allocation)?;
         let users = self.regions.begin_free(chunk);
         self.finish_free(device, chunk, users)
-    }
-
-    fn record_stream(
-        &mut self,
-        allocation: &Allocation,
-        stream: StreamId,
-    ) -> Result<(), DeviceError> {
-        self.regions.record_use(allocation, stream)
     }
 
     /// Gives the superblocks of the stream's arena to the global one.

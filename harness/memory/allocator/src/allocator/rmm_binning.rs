@@ -136,7 +136,6 @@ impl RmmBinning {
         Ok(chunk)
     }
 
-    /// Finds a free block of a bin.
     fn block(
         &mut self,
         device: &mut dyn Device,
@@ -225,14 +224,6 @@ impl Allocator for RmmBinning {
 
     fn free(&mut self, device: &mut dyn Device, allocation: Allocation) -> Result<(), DeviceError> {
         self.pool.free(device, allocation)
-    }
-
-    fn record_stream(
-        &mut self,
-        allocation: &Allocation,
-        stream: StreamId,
-    ) -> Result<(), DeviceError> {
-        self.pool.record_stream(allocation, stream)
     }
 
     fn release_stream(

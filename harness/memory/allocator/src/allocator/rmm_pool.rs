@@ -37,6 +37,8 @@
 
 use std::collections::BTreeSet;
 
+use serde::Deserialize;
+
 use super::pending::{Events, if_exists};
 use super::regions::{self, CHUNK_UNIT, Chunk, ChunkId, FreeList, Regions};
 use super::{Allocation, Allocator, AllocatorError, Request, answered_by};
@@ -44,7 +46,8 @@ use crate::device::{Device, DeviceError, EventId, StreamId};
 use crate::units::Bytes;
 
 /// The settings, with RMM's names.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct RmmPoolConfig {
     /// The size of the pool at the first request. The default is half of the free memory.
     pub initial_pool_size: Option<Bytes>,
@@ -371,14 +374,6 @@ impl Allocator for RmmPool {
         let chunk = self.regions.chunk_of(&allocation)?;
         let users = self.regions.begin_free(chunk);
         self.finish_free(device, chunk, users)
-    }
-
-    fn record_stream(
-        &mut self,
-        allocation: &Allocation,
-        stream: StreamId,
-    ) -> Result<(), DeviceError> {
-        self.regions.record_use(allocation, stream)
     }
 
     /// Moves the stream's free chunks to the default stream's lists.

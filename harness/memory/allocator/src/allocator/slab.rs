@@ -22,7 +22,6 @@ impl<T> Default for Slab<T> {
 }
 
 impl<T> Slab<T> {
-    /// Stores a value and returns its slot.
     pub(super) fn insert(&mut self, value: T) -> u32 {
         if let Some(slot) = self.vacant.pop() {
             self.slots[slot as usize] = Some(value);

@@ -27,9 +27,12 @@
 //! * If the device has less than the first region, attempts follow TensorFlow's rule. No recording
 //!   covers it.
 
+use serde::Deserialize;
+
 use crate::units::Bytes;
 
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct XlaBfcConfig {
     /// True if the first request allocates one region for all requests. The default is `true`.
     pub preallocate: bool,

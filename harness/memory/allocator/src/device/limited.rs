@@ -116,7 +116,6 @@ impl<D: Device> Limited<D> {
             .saturating_sub(self.elsewhere))
     }
 
-    /// The charged bytes, including pools.
     fn all_charged(&mut self) -> Result<Bytes, DeviceError> {
         let mut charged = self.charged;
         for index in 0..self.pools.len() {

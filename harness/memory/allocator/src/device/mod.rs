@@ -169,7 +169,6 @@ pub struct DeviceMemory {
     /// Memory of other processes of the same run, including their contexts.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub processes: Bytes,
-    /// The contexts in `processes`.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub process_contexts: Bytes,
 }
@@ -703,6 +702,10 @@ pub enum DeviceError {
 }
 
 impl DeviceError {
+    pub const fn unknown_handle(kind: &'static str, number: u32) -> Self {
+        Self::UnknownHandle { kind, number }
+    }
+
     fn unsupported(feature: &str) -> Self {
         Self::Unavailable {
             what: feature.to_owned(),

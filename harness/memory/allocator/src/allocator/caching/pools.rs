@@ -32,7 +32,6 @@ pub(super) struct Pool {
     stream_pools: BTreeMap<StreamId, StreamPoolId>,
 }
 
-/// The pool and stream of a stream pool.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct StreamPool {
     pub(super) pool: PoolId,
@@ -104,7 +103,6 @@ impl Pools {
         pools
     }
 
-    /// The pool for a request.
     #[inline]
     pub(super) fn route(&self, kind: PoolKind) -> PoolId {
         self.route[kind as usize]

@@ -29,7 +29,6 @@ struct Live {
     stream: StreamId,
 }
 
-/// The source of memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Source {
     /// A driver allocation, which is a segment.

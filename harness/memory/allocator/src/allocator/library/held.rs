@@ -277,10 +277,7 @@ impl Held {
         self.pools
             .get(&number)
             .copied()
-            .ok_or(DeviceError::UnknownHandle {
-                kind: "pool",
-                number,
-            })
+            .ok_or(DeviceError::unknown_handle("pool", number))
     }
 
     fn allocate_from(
@@ -325,10 +322,7 @@ impl Held {
 
     fn destroy_pool(&mut self, device: &mut dyn Device, number: u32) -> Result<(), DeviceError> {
         if number == 0 {
-            return Err(DeviceError::UnknownHandle {
-                kind: "pool to destroy",
-                number,
-            });
+            return Err(DeviceError::unknown_handle("pool to destroy", number));
         }
         if let Some(id) = self.pool_of(number)?.on_device {
             pooled(device)?.destroy_pool(id)?;
@@ -427,10 +421,10 @@ impl Held {
             .get(&number)
             .copied()
             .filter(|memory| !memory.is_released);
-        known.ok_or(DeviceError::UnknownHandle {
-            kind: "memory",
-            number: u32::try_from(number).unwrap_or(u32::MAX),
-        })
+        known.ok_or(DeviceError::unknown_handle(
+            "memory",
+            u32::try_from(number).unwrap_or(u32::MAX),
+        ))
     }
 
     fn release(&mut self, number: u64) -> Result<(), DeviceError> {

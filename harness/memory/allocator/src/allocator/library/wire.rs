@@ -12,10 +12,12 @@ use super::LibrarySpec;
 /// A message of the harness.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Order {
-    /// Load the library.
     Load(LibrarySpec),
     /// Call its allocation function. [`Reply::Done`] has the address.
-    Allocate { size: u64, stream: u32 },
+    Allocate {
+        size: u64,
+        stream: u32,
+    },
     /// Call its free function.
     Free {
         address: u64,
@@ -23,15 +25,20 @@ pub enum Order {
         stream: u32,
     },
     /// Call its function for uses by other streams.
-    RecordStream { address: u64, stream: u32 },
+    RecordStream {
+        address: u64,
+        stream: u32,
+    },
     /// Call its function that empties the cache.
     EmptyCache,
     /// Run the program and request only CUDA calls. The answer is [`Reply::Timed`].
     Time(LibraryProgram),
-    /// End the process.
     End,
     /// The result of a [`Reply::Call`].
-    Answer { code: Code, value: u64 },
+    Answer {
+        code: Code,
+        value: u64,
+    },
 }
 
 /// A program to time in the library's process. At its end all live allocations are freed outside

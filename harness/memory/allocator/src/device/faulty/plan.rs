@@ -343,7 +343,6 @@ struct Plan {
 #[derive(Default)]
 struct Log {
     calls: Vec<LoggedCall>,
-    /// The caller's hash of its state.
     state_hash: u64,
     /// The number of calls since the operation began, without kernel launches.
     in_operation: u64,
@@ -385,7 +384,6 @@ impl Log {
         self.record_change(call);
     }
 
-    /// Records the change of state that a call makes.
     fn record_change(&mut self, call: Call) {
         match (call.call, call.stream) {
             (DeviceCall::LaunchKernel, Some(stream)) => drop(self.working.insert(stream)),

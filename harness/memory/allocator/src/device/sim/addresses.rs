@@ -11,11 +11,8 @@ use serde::{Deserialize, Serialize};
 use super::ranges::RangeMap;
 use crate::{named::named_enum, units::Bytes};
 
-/// The range of allocations.
 pub(super) const ALLOCATIONS: Range<u64> = 0x7000_0000_0000..1 << 51;
-/// The range of pool chunks.
 pub(super) const POOLS: Range<u64> = 1 << 51..1 << 52;
-/// The range of reservations.
 pub(super) const RESERVATIONS: Range<u64> = 1 << 52..1 << 60;
 
 /// The range of host memory, which orders and compares copies. It contains no device memory.

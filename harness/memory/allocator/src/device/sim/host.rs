@@ -43,10 +43,7 @@ impl SimHost {
     fn piece(&mut self, host: HostId) -> Result<&mut Piece, DeviceError> {
         self.held
             .get_mut(&host.0)
-            .ok_or(DeviceError::UnknownHandle {
-                kind: "host memory",
-                number: host.0,
-            })
+            .ok_or(DeviceError::unknown_handle("host memory", host.0))
     }
 }
 

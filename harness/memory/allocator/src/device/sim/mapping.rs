@@ -75,15 +75,7 @@ impl MappedDevice for SimDevice {
     }
 
     fn map(&mut self, range: MemoryRange, page: Bytes) -> Result<(), DeviceError> {
-        let access = Access {
-            kind: AccessKind::Write,
-            stream: StreamId::DEFAULT,
-            place: self.place,
-        };
-        self.mapping
-            .table
-            .check_mappable(range, page)
-            .map_err(|why| DeviceError::InvalidAccess { range, access, why })?;
+        self.check_mappable(range, page)?;
         let (pages, free) = (range.len.0 / page.0, self.free_bytes());
         let fitting = pages.min(free.0 / page.0);
         let asked = if fitting < pages { fitting + 1 } else { pages };
@@ -117,6 +109,16 @@ impl MappedDevice for SimDevice {
 
 /// Creating and mapping physical memory as separate calls, as in the driver.
 impl SimDevice {
+    fn check_mappable(&self, range: MemoryRange, page: Bytes) -> Result<(), DeviceError> {
+        let access = Access {
+            kind: AccessKind::Write,
+            stream: StreamId::DEFAULT,
+            place: self.place,
+        };
+        let checked = self.mapping.table.check_mappable(range, page);
+        checked.map_err(|why| DeviceError::InvalidAccess { range, access, why })
+    }
+
     /// Creates physical memory without an address, as `cuMemCreate` does. Fails with
     /// [`DeviceError::OutOfMemory`]; [`DeviceError::Driver`] for a size that is not a multiple of
     /// the granularity.
@@ -149,15 +151,7 @@ impl SimDevice {
     /// Maps created memory to a range that has none. Fails with [`DeviceError::InvalidAccess`] for
     /// a range that is not reserved or already mapped.
     pub fn map_page(&mut self, range: MemoryRange) -> Result<(), DeviceError> {
-        let access = Access {
-            kind: AccessKind::Write,
-            stream: StreamId::DEFAULT,
-            place: self.place,
-        };
-        self.mapping
-            .table
-            .check_mappable(range, range.len)
-            .map_err(|why| DeviceError::InvalidAccess { range, access, why })?;
+        self.check_mappable(range, range.len)?;
         self.mapping.table.map(range.start, range.len, ());
         Ok(())
     }

@@ -272,10 +272,7 @@ impl SimDevice {
     fn stream(&mut self, stream: StreamId) -> Result<&mut Stream, DeviceError> {
         self.streams
             .get_mut(&stream.0)
-            .ok_or(DeviceError::UnknownHandle {
-                kind: "stream",
-                number: stream.0,
-            })
+            .ok_or(DeviceError::unknown_handle("stream", stream.0))
     }
 
     fn event(&mut self, event: EventId) -> Result<&mut Event, DeviceError> {
@@ -316,10 +313,7 @@ impl SimDevice {
     fn done_at(&self, event: EventId) -> Result<Nanos, DeviceError> {
         let known = self.events.get(&event.0).ok_or(unknown_event(event))?;
         if !known.timed {
-            return Err(DeviceError::UnknownHandle {
-                kind: "timed event",
-                number: event.0,
-            });
+            return Err(DeviceError::unknown_handle("timed event", event.0));
         }
         known
             .record
@@ -500,10 +494,7 @@ impl Device for SimDevice {
 
     fn destroy_stream(&mut self, stream: StreamId) -> Result<(), DeviceError> {
         if stream == StreamId::DEFAULT || self.stream(stream)?.borrowed {
-            return Err(DeviceError::UnknownHandle {
-                kind: "removable stream",
-                number: stream.0,
-            });
+            return Err(DeviceError::unknown_handle("removable stream", stream.0));
         }
         let slot = self.wait_for_stream(stream)?;
         self.spend(self.config.cost.synchronize.value);
@@ -514,10 +505,7 @@ impl Device for SimDevice {
     }
 
     fn release_stream(&mut self, stream: StreamId) -> Result<(), DeviceError> {
-        let not_borrowed = DeviceError::UnknownHandle {
-            kind: "borrowed stream",
-            number: stream.0,
-        };
+        let not_borrowed = DeviceError::unknown_handle("borrowed stream", stream.0);
         let Stream { ready, slot, .. } = *self
             .streams
             .get(&stream.0)
@@ -769,10 +757,7 @@ fn later(time: Nanos, by: Nanos) -> Nanos {
 }
 
 fn unknown_event(event: EventId) -> DeviceError {
-    DeviceError::UnknownHandle {
-        kind: "event",
-        number: event.0,
-    }
+    DeviceError::unknown_handle("event", event.0)
 }
 
 /// The error that the real driver returns as `CUDA_ERROR_INVALID_VALUE`.

@@ -63,10 +63,7 @@ impl SimPools {
     fn get(&mut self, pool: PoolId) -> Result<&mut Pool, DeviceError> {
         self.pools
             .get_mut(&pool.0)
-            .ok_or(DeviceError::UnknownHandle {
-                kind: "pool",
-                number: pool.0,
-            })
+            .ok_or(DeviceError::unknown_handle("pool", pool.0))
     }
 
     pub(super) fn count(&self) -> u64 {
@@ -241,10 +238,10 @@ impl PooledDevice for SimDevice {
             .all_live()
             .any(|live| live.pool == Some(pool))
         {
-            return Err(DeviceError::UnknownHandle {
-                kind: "pool without allocations",
-                number: pool.0,
-            });
+            return Err(DeviceError::unknown_handle(
+                "pool without allocations",
+                pool.0,
+            ));
         }
         self.wait_for_all();
         self.trim_pool(pool, Bytes::ZERO)?;

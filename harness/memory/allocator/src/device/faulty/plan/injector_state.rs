@@ -50,7 +50,6 @@ impl Injector {
         }
     }
 
-    /// Takes over the state of another process.
     pub fn take_over(&self, sent: InjectorState) {
         let mut state = self.state();
         state.plan = sent.plan;

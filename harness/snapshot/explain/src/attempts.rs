@@ -23,7 +23,6 @@ pub struct FailedAttempt {
 pub enum AttemptKind {
     FreeBlock,
     PendingFree,
-    /// A new segment, or new pages of an expandable segment.
     NewSegment,
     /// Another attempt after releasing cached memory.
     Retry,

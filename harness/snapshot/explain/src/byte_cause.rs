@@ -79,7 +79,6 @@ impl ByteCause {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct CauseBytes {
     pub cause: ByteCause,
-    /// The cause in words.
     pub about: &'static str,
     pub bytes: Bytes,
     pub blocks: u64,

@@ -22,7 +22,7 @@ use std::collections::BTreeMap;
 
 use harness_allocator::allocator::caching::{Config, TorchVersion};
 use harness_allocator::units::Bytes;
-use harness_record::FailedRequest;
+use harness_record::{FailedRequest, cause_names};
 use harness_trace::program::ProgramError;
 use harness_trace::snapshot::{Action, Event, RecordedHostMemory, Snapshot};
 
@@ -194,10 +194,7 @@ fn explain_view(
     let pinned = pins::list(view);
     let of_pytorch = request.as_ref().filter(|_| !is_foreign);
     let failed_request = of_pytorch.map(|request| view.failed_request(request, accounts, &size));
-    let why: Vec<&str> = failed_request
-        .iter()
-        .flat_map(|failed_request| kinds(failed_request))
-        .collect();
+    let why: Vec<&str> = failed_request.iter().flat_map(cause_names).collect();
     let ways = of_pytorch
         .into_iter()
         .flat_map(|request| attempts::of(view, request, accounts, &size))
@@ -287,15 +284,6 @@ fn replayed(fidelity: &Result<Fidelity, ProgramError>, torch: TorchVersion) -> S
         Err(error @ ProgramError::NoRequests { .. }) => error.to_string(),
         Err(error) => format!("the recording cannot be replayed: {error}"),
     }
-}
-
-fn kinds(failed_request: &FailedRequest) -> Vec<&'static str> {
-    let mut kinds: Vec<&str> = harness_record::causes(failed_request)
-        .iter()
-        .map(|cause| cause.kind().name())
-        .collect();
-    kinds.dedup();
-    kinds
 }
 
 #[cfg(test)]

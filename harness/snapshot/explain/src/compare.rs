@@ -60,7 +60,6 @@ impl Whole {
 
 #[derive(Clone, Copy, Debug)]
 pub struct Side<'a> {
-    /// At the compared moment.
     pub explanation: &'a Explanation,
     /// Over the whole recording, if there is one.
     pub whole: Option<Whole>,

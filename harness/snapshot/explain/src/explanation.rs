@@ -86,13 +86,6 @@ impl Explanation {
             .first()
     }
 
-    /// Reserved but unallocated memory, as in PyTorch's message.
-    pub const fn reserved_but_unallocated(&self) -> Bytes {
-        self.accounts
-            .reserved
-            .saturating_sub(self.accounts.allocated)
-    }
-
     /// Returns true if the recorded times come from a simulated device.
     pub fn has_simulated_times(&self) -> bool {
         self.run

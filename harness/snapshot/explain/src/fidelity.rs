@@ -250,26 +250,17 @@ impl<'a> Check<'a> {
             .filter(|allocation| allocation.address.is_some())
             .count() as u64;
         let refused = requests.len() as u64 - allocations;
-        let Self {
-            segments,
-            at_recorded_address,
-            segments_as_recorded,
-            refused_as_recorded,
-            first: first_divergence,
-            ..
-        } = self;
-        let faithful = first_divergence.is_none()
-            && at_recorded_address == allocations
-            && segments_as_recorded == segments;
         Fidelity {
             allocations,
-            at_recorded_address,
-            segments,
-            segments_as_recorded,
+            at_recorded_address: self.at_recorded_address,
+            segments: self.segments,
+            segments_as_recorded: self.segments_as_recorded,
             refused,
-            refused_as_recorded,
-            faithful,
-            first_divergence,
+            refused_as_recorded: self.refused_as_recorded,
+            faithful: self.first.is_none()
+                && self.at_recorded_address == allocations
+                && self.segments_as_recorded == self.segments,
+            first_divergence: self.first,
         }
     }
 }

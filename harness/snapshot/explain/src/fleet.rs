@@ -246,7 +246,6 @@ pub struct Row {
     pub rank: Option<u32>,
     /// Changes when the file does.
     pub stamp: String,
-    /// The hash of the content.
     pub hash: String,
     /// The version and the options that made the analysis.
     pub made_with: String,

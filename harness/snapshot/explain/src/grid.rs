@@ -46,18 +46,6 @@ pub const SETTINGS: [&str; 24] = [
     "max_split_size_mb:512,garbage_collection_threshold:0.8,per_process_memory_fraction:0.98",
 ];
 
-pub const OTHER_ALLOCATORS: [AllocatorKind; 9] = [
-    AllocatorKind::Bfc,
-    AllocatorKind::RmmPool,
-    AllocatorKind::RmmArena,
-    AllocatorKind::RmmBinning,
-    AllocatorKind::OrtArena,
-    AllocatorKind::XlaBfc,
-    AllocatorKind::CupyPool,
-    AllocatorKind::AsyncPool,
-    AllocatorKind::Direct,
-];
-
 #[derive(Clone, Debug, PartialEq)]
 pub struct Configuration {
     /// The settings as given or recorded, or the name of another allocator.
@@ -111,7 +99,10 @@ impl Configuration {
         let settings = SETTINGS
             .iter()
             .filter_map(|conf| Self::of_settings(recorded.torch, conf).ok());
-        let others = OTHER_ALLOCATORS.into_iter().map(Self::of_allocator);
+        let kinds = AllocatorKind::ALL.iter().copied();
+        let others = kinds
+            .map(Self::of_allocator)
+            .filter(|other| !other.allocator.is_pytorch());
         let mut all = vec![own];
         for configuration in settings.chain(others) {
             if !all

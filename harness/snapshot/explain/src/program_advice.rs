@@ -215,7 +215,6 @@ impl<'a, F: FnMut(Change)> Changes<'a, F> {
         });
     }
 
-    /// The site that allocates a block.
     fn name(&self, id: u64) -> &'a str {
         let event = self.program.origin[self.by_site.made[&id]];
         &self.sites.get(self.sites.of_event(event as usize)).name
@@ -341,7 +340,6 @@ struct BySite {
     /// For each id, the operations that allocate and free it.
     made: BTreeMap<u64, usize>,
     freed: BTreeMap<u64, usize>,
-    /// The ids that a private pool serves.
     in_pools: BTreeMap<u64, PrivatePoolId>,
 }
 
@@ -535,7 +533,6 @@ fn on_stream(program: &RecordedProgram, from: u64, to: u64) -> RecordedProgram {
     changed
 }
 
-/// Empties the cache before this allocation.
 fn emptied_once(program: &RecordedProgram, before: u64) -> RecordedProgram {
     changed(program, |edit, operation, event| {
         if matches!(event, TraceEvent::Allocate { id, .. } if id == before) {

@@ -183,13 +183,8 @@ fn told(event: &TraceEvent, stack: StackId) -> Event {
         _ => (Action::Snapshot, Bytes::ZERO),
     };
     Event {
-        action,
-        address: 0,
-        size,
-        stream: 0,
-        time_us: None,
         stack,
-        extra: ExtraId::NONE,
+        ..Event::new(action, 0, size, 0)
     }
 }
 

@@ -58,7 +58,6 @@ pub struct RefusedRequest {
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Totals {
-    /// Requested bytes of allocated blocks.
     pub requested: Bytes,
     pub allocated: Bytes,
     /// Requested bytes including pending frees.

@@ -377,8 +377,9 @@ pub enum ReplayDifference {
         recorded: String,
         replayed: String,
     },
-    /// The replay stopped early.
-    Stopped { why: String },
+    Stopped {
+        why: String,
+    },
 }
 
 impl fmt::Display for ReplayDifference {

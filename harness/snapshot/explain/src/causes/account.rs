@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use harness_allocator::stats::{BlockState, PoolKind};
 use harness_allocator::{allocator::caching::Config, device::DeviceMemory, units::Bytes};
-use harness_record::{Accounts, FailedRequest, Pieces, StreamPool, UnlistedSegments};
+use harness_record::{Accounts, FailedRequest, StreamPool, UnlistedSegments};
 use harness_trace::snapshot::{Action, Event, MempoolId, Segment};
 
 use super::ExplainError;
@@ -345,19 +345,11 @@ fn lanes<'a>(segments: impl Iterator<Item = &'a Segment>, streams: &[u64]) -> Ve
     let mut lanes: BTreeMap<(PoolKind, u32), StreamPool> = BTreeMap::new();
     for segment in segments {
         let stream = number(streams, segment.stream);
-        let (pool, free, waiting) = (Some(segment.pool), Pieces::default(), Pieces::default());
-        let lane = lanes.entry((segment.pool, stream)).or_insert(StreamPool {
-            pool,
-            stream,
-            free,
-            waiting,
-        });
+        let lane = lanes
+            .entry((segment.pool, stream))
+            .or_insert_with(|| StreamPool::new(Some(segment.pool), stream));
         for block in &segment.blocks {
-            match block.state {
-                BlockState::Inactive => lane.free.add(block.size),
-                BlockState::PendingFree => lane.waiting.add(block.size),
-                BlockState::Allocated => {}
-            }
+            lane.add(block.state, block.size);
         }
     }
     lanes.into_values().collect()

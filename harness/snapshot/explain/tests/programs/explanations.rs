@@ -223,8 +223,9 @@ fn figures_match_pytorchs_own_message() {
                 "{of}"
             );
             let error = side_car["error"].as_str().expect("a message");
-            let unallocated =
-                explanation.reserved_but_unallocated().get() as f64 / (1 << 20) as f64;
+            let accounts = &explanation.accounts;
+            let unallocated = accounts.reserved.saturating_sub(accounts.allocated);
+            let unallocated = unallocated.get() as f64 / (1 << 20) as f64;
             let shown = |mib: f64| {
                 if mib >= 1024.0 {
                     format!("{:.2} GiB", mib / 1024.0)

@@ -57,10 +57,7 @@ impl Streams {
         for expected in self.made() {
             let made = device.create_stream()?;
             if made != expected {
-                return Err(DeviceError::UnknownHandle {
-                    kind: "stream",
-                    number: expected.0,
-                });
+                return Err(DeviceError::unknown_handle("stream", expected.0));
             }
         }
         Ok(())

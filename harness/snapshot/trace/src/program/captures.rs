@@ -65,7 +65,6 @@ pub(super) fn rename_released(
 struct Reserved {
     end: u64,
     pool: MempoolId,
-    /// The blocks in use.
     blocks: u64,
 }
 
@@ -126,7 +125,6 @@ struct Captures {
     live: BTreeMap<u64, Reserved>,
     /// The number of names that were given.
     dropped: u64,
-    /// The addresses of states of random numbers.
     random_states: HashSet<u64>,
 }
 
@@ -136,13 +134,11 @@ impl Captures {
         MempoolId(DROPPED, *dropped)
     }
 
-    /// The segment with this address.
     fn around(live: &mut BTreeMap<u64, Reserved>, address: u64) -> Option<&mut Reserved> {
         let (_, reserved) = live.range_mut(..=address).next_back()?;
         Some(reserved).filter(|reserved| address < reserved.end)
     }
 
-    /// Releases a segment and returns its pool.
     fn release(&mut self, event: &Event) -> Option<MempoolId> {
         let pool = Self::around(&mut self.live, event.address)?.pool;
         self.live.remove(&event.address);

@@ -125,7 +125,6 @@ impl PrivatePools {
             .unwrap_or_else(|| around().map(|(_, &(_, pool, _))| pool))
     }
 
-    /// The last allocation of each pool.
     fn last_uses(&self, events: &[Event]) -> BTreeMap<PrivatePoolId, usize> {
         let is_alloc = |(_, event): &(usize, &Event)| event.action == Action::Alloc;
         let allocations = events.iter().enumerate().filter(is_alloc);

@@ -55,7 +55,6 @@ pub struct Replayed {
     pub stats: MemoryStats,
     /// Device calls, without those for the state at the start.
     pub calls: DeviceCalls,
-    /// The modeled time of the driver calls.
     pub driver_time: Nanos,
     /// The most memory that was reserved but not allocated directly after a driver call: free
     /// memory that did not fit.

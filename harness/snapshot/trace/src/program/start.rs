@@ -190,33 +190,8 @@ pub struct EarlierSegments {
 impl EarlierSegments {
     pub fn new<'s>(device: u32, last: impl IntoIterator<Item = &'s Segment>) -> Self {
         let without_blocks = |segment: &Segment| {
-            let Segment {
-                device,
-                address,
-                size,
-                stream,
-                pool,
-                private_pool,
-                expandable,
-                stack,
-                extra,
-                ..
-            } = *segment;
-            (
-                address,
-                Segment {
-                    device,
-                    address,
-                    size,
-                    stream,
-                    pool,
-                    private_pool,
-                    expandable,
-                    stack,
-                    extra,
-                    blocks: Vec::new(),
-                },
-            )
+            let blocks = Vec::new();
+            (segment.address, Segment { blocks, ..*segment })
         };
         Self {
             device,

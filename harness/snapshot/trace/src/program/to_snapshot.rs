@@ -5,7 +5,7 @@
 use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 use std::ops::ControlFlow;
 
-use harness_allocator::device::{DevicePtr, MemoryRange, StreamId};
+use harness_allocator::device::{DevicePtr, StreamId};
 use harness_allocator::stats::{BlockState, SegmentInfo};
 use harness_allocator::{allocator::Allocator, units::Bytes};
 
@@ -51,6 +51,10 @@ struct Range {
 }
 
 type Key = (Action, u64, Bytes, u64);
+
+const fn key(action: Action, range: Range) -> Key {
+    (action, range.address, range.size, range.stream)
+}
 
 struct EventWriter<'a> {
     program: &'a RecordedProgram,
@@ -195,36 +199,20 @@ impl<'a> EventWriter<'a> {
             .extract_if(.., |block| !is_pending(allocator, block.address))
             .collect();
         // PyTorch's order depends on hashes of streams, so the recorded order is used.
-        complete.sort_by_key(|block| self.place_of(Action::FreeCompleted, block));
+        complete.sort_by_key(|block| self.place_of(Action::FreeCompleted, *block));
         for block in complete {
             self.add(Action::FreeCompleted, block, None);
         }
     }
 
-    fn place_of(
-        &self,
-        action: Action,
-        Range {
-            address,
-            size,
-            stream,
-        }: &Range,
-    ) -> Option<usize> {
-        self.known
-            .get(&(action, *address, *size, *stream))?
-            .front()
-            .map(|&(place, _)| place)
+    fn place_of(&self, action: Action, range: Range) -> Option<usize> {
+        let known = self.known.get(&key(action, range))?.front();
+        known.map(|&(place, _)| place)
     }
 
     fn driver(&mut self, call: DriverCall, allocator: &dyn Allocator) {
-        let DriverCall {
-            action,
-            range:
-                MemoryRange {
-                    start: DevicePtr(address),
-                    len: size,
-                },
-        } = call;
+        let (action, size) = (call.action, call.range.len);
+        let address = call.range.start.0;
         let handle = |stream: StreamId| self.program.streams.get(stream.0 as usize).copied();
         let stream = match action.reserves() {
             true => allocator
@@ -253,36 +241,18 @@ impl<'a> EventWriter<'a> {
 
     /// Adds an event with the data of the same recorded event. Returns its stack, which is `stack`
     /// if given.
-    fn add(
-        &mut self,
-        action: Action,
-        Range {
-            address,
-            size,
-            stream,
-        }: Range,
-        stack: Option<StackId>,
-    ) -> StackId {
+    fn add(&mut self, action: Action, range: Range, stack: Option<StackId>) -> StackId {
         let known = self
             .known
-            .get_mut(&(action, address, size, stream))
+            .get_mut(&key(action, range))
             .and_then(VecDeque::pop_front);
-        let unknown = Event {
-            action,
-            address,
-            size,
-            stream,
-            time_us: None,
-            stack: StackId::EMPTY,
-            extra: ExtraId::NONE,
-        };
+        let unknown = Event::new(action, range.address, range.size, range.stream);
         let event = known.map_or(unknown, |(_, event)| event);
         let stack = stack.unwrap_or(event.stack);
         self.events.push(Event { stack, ..event });
         stack
     }
 
-    /// Returns the snapshot with the replay's final segments.
     fn into_snapshot(self, last: &[SegmentInfo]) -> Snapshot {
         let mut snapshot = self.recorded.clone();
         let there: HashMap<u64, &Segment> = self

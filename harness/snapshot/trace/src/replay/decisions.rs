@@ -44,49 +44,19 @@ pub(super) struct Header {
 #[derive(Deserialize)]
 #[serde(tag = "allocator", content = "settings", rename_all = "snake_case")]
 enum Settings {
-    Bfc(BfcSettings),
-    RmmPool(RmmPoolSettings),
-    RmmArena(RmmArenaSettings),
+    Bfc(BfcConfig),
+    RmmPool(RmmPoolConfig),
+    RmmArena(RmmArenaConfig),
     RmmBinning(Bins),
     OrtArena(OrtArenaSettings),
-    XlaBfc(XlaBfcSettings),
-    CupyPool(CupyPoolSettings),
-}
-
-#[derive(Clone, Copy, Deserialize)]
-#[serde(deny_unknown_fields)]
-struct BfcSettings {
-    memory_limit: u64,
-    allow_growth: bool,
-    garbage_collection: bool,
-}
-
-#[derive(Clone, Copy, Deserialize)]
-#[serde(deny_unknown_fields)]
-struct RmmPoolSettings {
-    initial_pool_size: u64,
-    maximum_pool_size: Option<u64>,
-}
-
-impl RmmPoolSettings {
-    fn config(self) -> RmmPoolConfig {
-        RmmPoolConfig {
-            initial_pool_size: Some(Bytes(self.initial_pool_size)),
-            maximum_pool_size: self.maximum_pool_size.map(Bytes),
-        }
-    }
-}
-
-#[derive(Clone, Copy, Deserialize)]
-#[serde(deny_unknown_fields)]
-struct RmmArenaSettings {
-    arena_size: u64,
+    XlaBfc(XlaBfcConfig),
+    CupyPool(CupyPoolConfig),
 }
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct RmmBinningSettings {
-    pool: RmmPoolSettings,
+    pool: RmmPoolConfig,
     min_size_exponent: u32,
     max_size_exponent: u32,
 }
@@ -109,7 +79,7 @@ impl TryFrom<RmmBinningSettings> for Bins {
             ));
         }
         Ok(Self(RmmBinningConfig {
-            pool: settings.pool.config(),
+            pool: settings.pool,
             min_size_exponent: min,
             max_size_exponent: max,
         }))
@@ -161,44 +131,17 @@ impl OrtArenaSettings {
     }
 }
 
-#[derive(Clone, Copy, Deserialize)]
-#[serde(deny_unknown_fields)]
-struct XlaBfcSettings {
-    preallocate: bool,
-    memory_limit: u64,
-}
-
-#[derive(Clone, Copy, Deserialize)]
-#[serde(deny_unknown_fields)]
-struct CupyPoolSettings {
-    limit: Option<u64>,
-}
-
 impl Settings {
     fn build(&self) -> Model {
-        let decided: Box<dyn Allocator> = match *self {
-            Self::Bfc(settings) => Box::new(BfcAllocator::new(BfcConfig {
-                allow_growth: settings.allow_growth,
-                memory_limit: Some(Bytes(settings.memory_limit)),
-                garbage_collection: settings.garbage_collection,
-            })),
-            Self::RmmPool(settings) => Box::new(RmmPool::new(settings.config())),
-            Self::RmmArena(settings) => Box::new(RmmArena::new(RmmArenaConfig {
-                arena_size: Some(Bytes(settings.arena_size)),
-            })),
-            Self::RmmBinning(Bins(ref config)) => Box::new(RmmBinning::new(config.clone())),
+        Model::Decided(match self {
+            Self::Bfc(config) => Box::new(BfcAllocator::new(config.clone())),
+            Self::RmmPool(config) => Box::new(RmmPool::new(config.clone())),
+            Self::RmmArena(config) => Box::new(RmmArena::new(config.clone())),
+            Self::RmmBinning(Bins(config)) => Box::new(RmmBinning::new(config.clone())),
             Self::OrtArena(settings) => Box::new(BfcAllocator::onnx_runtime(settings.config())),
-            Self::XlaBfc(settings) => Box::new(BfcAllocator::xla(XlaBfcConfig {
-                preallocate: settings.preallocate,
-                memory_limit: Some(Bytes(settings.memory_limit)),
-            })),
-            Self::CupyPool(settings) => {
-                return Model::Cupy(Box::new(CupyPool::new(CupyPoolConfig {
-                    limit: settings.limit.map(Bytes),
-                })));
-            }
-        };
-        Model::Decided(decided)
+            Self::XlaBfc(config) => Box::new(BfcAllocator::xla(config.clone())),
+            Self::CupyPool(config) => return Model::Cupy(Box::new(CupyPool::new(config.clone()))),
+        })
     }
 }
 

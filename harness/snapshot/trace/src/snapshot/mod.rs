@@ -288,6 +288,21 @@ pub struct Event {
     pub extra: ExtraId,
 }
 
+impl Event {
+    /// An event without time, stack and further keys.
+    pub const fn new(action: Action, address: u64, size: Bytes, stream: u64) -> Self {
+        Self {
+            action,
+            address,
+            size,
+            stream,
+            time_us: None,
+            stack: StackId::EMPTY,
+            extra: ExtraId::NONE,
+        }
+    }
+}
+
 named_enum! {
     Action {
         Alloc = "alloc",

@@ -291,23 +291,11 @@ struct Log {
 
 impl Log {
     fn add(&mut self, action: Action, block: Live, extra: ExtraId) {
-        let (
-            time_us,
-            stack,
-            Live {
-                address,
-                size,
-                stream,
-            },
-        ) = (self.time_us, self.stack, block);
         self.events.push(Event {
-            action,
-            address,
-            size,
-            stream: stream.0.into(),
-            time_us,
-            stack,
+            time_us: self.time_us,
+            stack: self.stack,
             extra,
+            ..Event::new(action, block.address, block.size, block.stream.0.into())
         });
     }
 
@@ -330,20 +318,13 @@ impl Log {
     }
 
     /// Records a range reserved from the driver or returned to it.
-    fn moved(
-        &mut self,
-        action: Action,
-        address: u64,
-        Range {
-            size,
-            stream,
-            private_pool,
-        }: Range,
-    ) {
+    fn moved(&mut self, action: Action, address: u64, range: Range) {
         if action.reserves() {
             self.segments.insert(address, self.stack);
         }
-        let extra = self.snapshot.extras.intern(vec![pool_key(private_pool)]);
+        let pool = pool_key(range.private_pool);
+        let extra = self.snapshot.extras.intern(vec![pool]);
+        let Range { size, stream, .. } = range;
         self.add(
             action,
             Live {
@@ -427,7 +408,6 @@ impl Snapshot {
     ) -> Self {
         let mut snapshot = Self::default();
         let extra = snapshot.extras.intern(vec![pool_key(private_pool)]);
-        let (address, size, stream) = (free.0, request.size, request.stream.0.into());
         let segment = |segment: &SegmentInfo| {
             let stream = segment.stream.unwrap_or_default().0.into();
             Segment::of(segment, stream, pool_id(segment.private_pool), |_| {
@@ -435,14 +415,10 @@ impl Snapshot {
             })
         };
         snapshot.segments = segments.iter().map(segment).collect();
+        let stream = request.stream.0.into();
         snapshot.traces = vec![vec![Event {
-            action: Action::Oom,
-            address,
-            size,
-            stream,
-            time_us: None,
-            stack: StackId::EMPTY,
             extra,
+            ..Event::new(Action::Oom, free.0, request.size, stream)
         }]];
         snapshot
     }

@@ -167,7 +167,6 @@ pub(in super::super) struct Objects {
     pub(in super::super) stacks: IndexSet<Vec<u32>>,
     /// Alternating keys and values.
     pub(in super::super) extras: IndexSet<Vec<Item>>,
-    /// The memory of all objects.
     pub(in super::super) budget: Budget,
 }
 

@@ -27,7 +27,6 @@ pub enum Cases<T> {
         arms: Vec<(String, T)>,
         others: Option<T>,
     },
-    /// By kind of device.
     Devices {
         simulated: Box<Self>,
         gpu: Box<Self>,

@@ -56,7 +56,6 @@ pub struct AskedFault {
     text: String,
 }
 
-/// A fault names a process that the scenario does not have.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("`--fail {fault}`: the scenario `{scenario}` has no process `{process}`")]
 pub struct NoProcess {

@@ -2,22 +2,21 @@
 //!
 //! [`Scenario::load`] reads a file, [`Scenario::parse`] a text. In the result all names are
 //! resolved, all sizes and expectations are parsed, and the order of the steps is valid. A mistake
-//! is reported as a [`FileError`] with its position. [`schema()`] and the language reference
-//! ([`reference()`]) are generated from the same types.
+//! is reported as a [`FileError`] with its position. [`schema()`] is generated from the same types,
+//! and the tests generate the language reference from it.
 
 pub mod cases;
 mod checker;
 pub mod claim;
 mod ending;
 mod faults;
-mod markdown;
+pub mod markdown;
 mod matrix;
 mod metric;
 pub mod model;
 mod needs;
 mod plan;
 mod policy;
-mod reference;
 mod scenario;
 pub mod steps;
 mod text;
@@ -46,9 +45,9 @@ pub use plan::{AttemptPlan, PlanPart, Precision, Spilled, SpilledPart};
 pub use policy::{
     BatchRule, Chain, MAX_POLICIES, MAX_RETRIES, Policy, PolicyKind, SCALE_LIMIT, ScaleMode,
 };
-pub use reference::{example, reference};
 pub use scenario::{
     MAX_INVARIANTS, MAX_PROCESSES, MAX_PROGRAMS, MAX_STREAMS, Process, SCENARIO, Scenario, schema,
 };
-pub use steps::{Action, Step, StepKind};
+pub use steps::{Action, EXAMPLE_HEAD, STEP_KEYS, Step, StepKind, example};
+pub use text::scalar_kinds;
 pub use trace::Trace;

@@ -1,10 +1,10 @@
 //! Pieces of generated pages.
 
-pub(crate) fn code(text: &str) -> String {
+pub fn code(text: &str) -> String {
     format!("`{text}`")
 }
 
-pub(crate) fn table<const N: usize>(
+pub fn table<const N: usize>(
     head: [&str; N],
     rows: impl IntoIterator<Item = [String; N]>,
 ) -> String {

@@ -257,19 +257,9 @@ impl Checker<'_> {
             .any(|(variable, _)| variable.name() == text)
         {
             "is the variable of a loop around this step"
-        } else if self
-            .declared
-            .programs
-            .iter()
-            .any(|program| program.name() == text)
-        {
+        } else if self.program_named(text).is_some() {
             "is a program of this scenario"
-        } else if self
-            .declared
-            .processes
-            .iter()
-            .any(|process| process.name.name() == text)
-        {
+        } else if self.process_named(text).is_some() {
             "is a process of this scenario"
         } else if self
             .declared

@@ -10,8 +10,8 @@ use harness_language::text::{AmountText, CountText, ExpressionText, not_zero, ou
 
 use super::{Checker, Parameters, names::Id};
 use crate::metric::{
-    Account, Amount, Expectation, Expression, GrowthSite, Metric, ProcessName, RankFigure,
-    ReportKey,
+    Account, Amount, Expectation, Expression, GrowthSite, Metric, ProcessName, ProgramName,
+    RankFigure, ReportKey,
 };
 
 const GROWTH: &str = "growth";
@@ -173,27 +173,13 @@ impl Checker<'_> {
                 self.resolve(name)
             }
             None => match name.split_once('.') {
-                Some((head, rest))
-                    if self
-                        .declared
-                        .programs
-                        .iter()
-                        .any(|program| program.name() == head) =>
-                {
-                    self.of_program(head, rest).map(ResolvedName::Quantity)
+                Some((head, rest)) if let Some(program) = self.program_named(head) => {
+                    of_program(program, rest).map(ResolvedName::Quantity)
                 }
-                Some((head, _))
-                    if self
-                        .declared
-                        .processes
-                        .iter()
-                        .any(|process| process.name.name() == head) =>
-                {
-                    Err((
-                        format!("`{name}` does not exist before the process starts"),
-                        "use an `expect` step".to_owned(),
-                    ))
-                }
+                Some((head, _)) if self.process_named(head).is_some() => Err((
+                    format!("`{name}` does not exist before the process starts"),
+                    "use an `expect` step".to_owned(),
+                )),
                 Some((head, _)) if self.announced.contains_key(head) => {
                     let help = "invariants are checked after every step, so they can use counters \
                          and `start.…` only; use an `expect` step"
@@ -231,23 +217,11 @@ impl Checker<'_> {
             )));
         }
         let (head, rest) = name.split_once('.').unwrap_or((name, ""));
-        if self
-            .declared
-            .programs
-            .iter()
-            .any(|program| program.name() == head)
-        {
-            return self.of_program(head, rest).map(ResolvedName::Quantity);
+        if let Some(program) = self.program_named(head) {
+            return of_program(program, rest).map(ResolvedName::Quantity);
         }
-        if let Some(process) = self
-            .declared
-            .processes
-            .iter()
-            .find(|process| process.name.name() == head)
-        {
-            return self
-                .of_process(&process.name, rest)
-                .map(ResolvedName::Quantity);
+        if let Some(process) = self.process_named(head) {
+            return self.of_process(process, rest).map(ResolvedName::Quantity);
         }
         if !rest.is_empty() && self.arms().iter().any(|arm| arm == head) {
             if self.process.is_some() {
@@ -272,28 +246,14 @@ impl Checker<'_> {
             .map(ResolvedName::Quantity)
     }
 
-    fn of_program(&self, head: &str, rest: &str) -> Result<Metric, Unresolved> {
-        let program = self
-            .declared
-            .programs
-            .iter()
-            .find(|program| program.name() == head);
-        match (program, Account::from_name(rest)) {
-            (Some(program), Some(Account::Stat(key))) => Ok(Metric::Program(program.clone(), key)),
-            _ => {
-                let keys: Vec<String> = StatKey::all().map(|key| key.to_string()).collect();
-                let names = Account::SHORT
-                    .into_iter()
-                    .chain(keys.iter().map(String::as_str));
-                let hint = did_you_mean(rest, names);
-                Err((
-                    format!("program `{head}` has no counter `{rest}`"),
-                    format!(
-                        "{hint}as in `{head}.reserved`; metrics of the device belong to no program"
-                    ),
-                ))
-            }
-        }
+    pub(super) fn program_named(&self, name: &str) -> Option<&ProgramName> {
+        let mut programs = self.declared.programs.iter();
+        programs.find(|program| program.name() == name)
+    }
+
+    pub(super) fn process_named(&self, name: &str) -> Option<&ProcessName> {
+        let mut names = self.declared.processes.iter().map(|process| &process.name);
+        names.find(|process| process.name() == name)
     }
 
     fn of_process(&self, process: &ProcessName, rest: &str) -> Result<Metric, Unresolved> {
@@ -386,6 +346,21 @@ impl Checker<'_> {
         let accounts = known.iter().cloned();
         accounts.chain(own).chain(heads).chain(reports).collect()
     }
+}
+
+fn of_program(program: &ProgramName, rest: &str) -> Result<Metric, Unresolved> {
+    if let Some(Account::Stat(key)) = Account::from_name(rest) {
+        return Ok(Metric::Program(program.clone(), key));
+    }
+    let keys: Vec<String> = StatKey::all().map(|key| key.to_string()).collect();
+    let names = Account::SHORT
+        .into_iter()
+        .chain(keys.iter().map(String::as_str));
+    let hint = did_you_mean(rest, names);
+    Err((
+        format!("program `{program}` has no counter `{rest}`"),
+        format!("{hint}as in `{program}.reserved`; metrics of the device belong to no program"),
+    ))
 }
 
 /// A figure that a step reports, or one of its ranks, or its program's torch.

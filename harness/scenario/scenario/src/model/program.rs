@@ -117,13 +117,6 @@ impl ModelProgram {
         }
         makers
     }
-
-    pub fn work(&self) -> u64 {
-        self.operations
-            .iter()
-            .map(|operation| operation.work)
-            .fold(0, u64::saturating_add)
-    }
 }
 
 /// A model that is described by sizes only: all layers have the same parameters and activations.

@@ -26,7 +26,6 @@ pub const MAX_POLICIES: usize = 10;
 pub const SCALE_LIMIT: u64 = 8192;
 
 named_enum! {
-    /// A kind of policy. [`Policy`] describes them.
     PolicyKind {
         GiveUp = "give_up",
         EmptyCache = "empty_cache",
@@ -47,6 +46,14 @@ named_enum! {
 }
 
 impl PolicyKind {
+    /// The steps that can use the policy.
+    pub fn steps(self) -> impl Iterator<Item = &'static str> {
+        let steps = Recoverable::STEPS.into_iter();
+        steps
+            .filter(move |(_, parts)| self.needs().is_none_or(|part| parts.contains(&part)))
+            .map(|(step, _)| step)
+    }
+
     /// The part of a plan that a step must support; `None`: every step can use the policy.
     pub const fn needs(self) -> Option<PlanPart> {
         match self {
@@ -109,8 +116,8 @@ pub enum Policy {
     },
 }
 
-/// The rule for a smaller batch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// The rule for a smaller batch.
 pub enum BatchRule {
     Halve,
     Shrink,

@@ -38,6 +38,27 @@ use harness_language::error::{Problem, choices, quoted};
 use harness_language::located::{Located, Position};
 use harness_language::text::{NameText, duration};
 
+/// The keys that a step may have next to its own, each with its documentation.
+pub const STEP_KEYS: [(&str, &str); 6] = Keys::ALL;
+
+/// The lines before the example of a step.
+pub const EXAMPLE_HEAD: &str = "about: An example.
+needs: { memory: 4GiB }
+streams: [side, copy]
+programs: [server]
+processes: [helper]
+steps:
+";
+
+/// The example of a step as a file in `scenarios/`.
+pub fn example(kind: StepKind) -> String {
+    kind.example()
+        .lines()
+        .fold(EXAMPLE_HEAD.to_owned(), |file, line| {
+            file + "  " + line + "\n"
+        })
+}
+
 #[derive(Clone, Debug, PartialEq)]
 pub struct Step {
     pub position: Position,

@@ -4,9 +4,10 @@
 
 use std::path::{Path, PathBuf};
 
-use harness_scenario::{ParameterSettings, Scenario, StepKind, example, reference, schema};
+use harness_scenario::{ParameterSettings, Scenario, StepKind, example, schema};
 
 use crate::blocks::{as_scenario, yaml_blocks};
+use crate::reference::reference;
 
 fn scenarios() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../../scenarios")

@@ -7,3 +7,4 @@ mod catalogue;
 mod errors;
 mod language;
 mod models;
+mod reference;

@@ -1,37 +1,20 @@
+//! The page that lists every key, step, policy and metric of scenario files: [`reference`].
+
 use std::fmt::Write;
 
 use harness_allocator::stats::{StatCounter, StatFamily, StatField, StatPool};
 use harness_allocator::{allocator::AllocatorKind, device::faulty::Calls};
 use harness_language::{arms, text::scalar_kinds};
 use harness_record::{CauseKind, Invariant};
+use harness_scenario::markdown::{code, table};
+use harness_scenario::{
+    Account, DeviceMetric, EXAMPLE_HEAD, MAX_BUFFERS, MAX_INVARIANTS, MAX_NESTING, MAX_OPERATIONS,
+    MAX_POINTS, MAX_PROCESSES, MAX_PROGRAMS, MAX_STREAMS, PolicyKind, ReportKey, STEP_KEYS,
+    StepKind, schema,
+};
 use serde_json::Value;
 
-use crate::markdown::{code, table};
-use crate::metric::{Account, DeviceMetric, ReportKey};
-use crate::policy::{PolicyKind, Recoverable};
-use crate::steps::{Keys, StepKind};
-use crate::{
-    MAX_BUFFERS, MAX_INVARIANTS, MAX_NESTING, MAX_OPERATIONS, MAX_POINTS, MAX_PROCESSES,
-    MAX_PROGRAMS, MAX_STREAMS, scenario::schema, text,
-};
-
-/// The lines before the example of a step.
-const HEAD: &str = "about: An example.
-needs: { memory: 4GiB }
-streams: [side, copy]
-programs: [server]
-processes: [helper]
-steps:
-";
-
-/// The example of a step as a file in `scenarios/`.
-pub fn example(kind: StepKind) -> String {
-    kind.example()
-        .lines()
-        .fold(HEAD.to_owned(), |file, line| file + "  " + line + "\n")
-}
-
-pub fn reference() -> String {
+pub(crate) fn reference() -> String {
     let root = schema();
     let mut page = String::from(
         "<!-- Generated. UPDATE=1 cargo test -p harness-scenario --test scenario catalogue:: \
@@ -112,7 +95,7 @@ fn limits() -> String {
 fn value_forms() -> String {
     let kinds = scalar_kinds()
         .into_iter()
-        .chain(text::scalar_kinds())
+        .chain(harness_scenario::scalar_kinds())
         .chain([("allocator", arms::ABOUT)]);
     table(
         ["form", "meaning"],
@@ -143,7 +126,7 @@ fn form(root: &Value, schema: &Value) -> String {
         let explained = ["policy", "step", "allocator", "fault", "claim"].contains(&name)
             || scalar_kinds()
                 .iter()
-                .chain(&text::scalar_kinds())
+                .chain(&harness_scenario::scalar_kinds())
                 .any(|(scalar, _)| *scalar == name);
         return if explained {
             format!("*{name}*")
@@ -255,11 +238,11 @@ fn steps(root: &Value) -> String {
     let _ = write!(
         text,
         "Each example below runs in a file of `scenarios/` that begins with these \
-         lines:\n\n```text\n{HEAD}```\n\n"
+         lines:\n\n```text\n{EXAMPLE_HEAD}```\n\n"
     );
     text.push_str(&table(
         ["key", "meaning"],
-        Keys::ALL.map(|(key, about)| [code(key), about.to_owned()]),
+        STEP_KEYS.map(|(key, about)| [code(key), about.to_owned()]),
     ));
     for kind in StepKind::ALL {
         let schema = root
@@ -333,13 +316,9 @@ fn policies(root: &Value) -> String {
         .and_then(Value::as_array);
     for form in forms.into_iter().flatten() {
         for (name, fields_of) in form["properties"].as_object().into_iter().flatten() {
-            let steps = Recoverable::STEPS
-                .iter()
-                .filter(|(_, parts)| Recoverable::accepted(parts).any(|kind| kind.name() == name));
-            let steps = steps
-                .map(|(step, _)| code(step))
-                .collect::<Vec<_>>()
-                .join(", ");
+            let policy = PolicyKind::from_name(name).into_iter();
+            let steps: Vec<String> = policy.flat_map(PolicyKind::steps).map(code).collect();
+            let steps = steps.join(", ");
             let fields = fields(root, resolved(root, fields_of));
             let space = if fields.is_empty() { "" } else { "\n" };
             let _ = write!(

@@ -38,7 +38,6 @@ pub enum CalibrateError {
          or choose another device"
     )]
     TooSmall { free: Bytes },
-    /// The user interrupted.
     #[error("interrupted: nothing was written")]
     Interrupted,
 }

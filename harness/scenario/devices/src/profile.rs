@@ -216,33 +216,21 @@ impl Profile {
     /// Returns the cost model of this profile. Costs that were not measured take the published
     /// values and say so.
     pub fn cost_model(&self) -> CostModel {
-        let Figures {
-            context_overhead,
-            map_page,
-            unmap_page,
-            pool_call,
-            ..
-        } = &self.figures;
+        let context = &self.figures.context_overhead;
         let published = CostModel::PUBLISHED;
         CostModel {
             name: Cow::Owned(self.title()),
             context_overhead: Sourced {
-                value: Bytes(context_overhead.value),
-                source: self.source(context_overhead.fit_error),
+                value: Bytes(context.value),
+                source: self.source(context.fit_error),
             },
             malloc: self.time(&self.figures.malloc),
             malloc_per_mib: self.time(&self.figures.malloc_per_mib),
             free: self.time(&self.figures.free),
             free_per_mib: self.time(&self.figures.free_per_mib),
-            map_page: map_page
-                .as_ref()
-                .map_or(published.map_page, |figure| self.time(figure)),
-            unmap_page: unmap_page
-                .as_ref()
-                .map_or(published.unmap_page, |figure| self.time(figure)),
-            pool_call: pool_call
-                .as_ref()
-                .map_or(published.pool_call, |figure| self.time(figure)),
+            map_page: self.time_or(&self.figures.map_page, published.map_page),
+            unmap_page: self.time_or(&self.figures.unmap_page, published.unmap_page),
+            pool_call: self.time_or(&self.figures.pool_call, published.pool_call),
             submit: self.time(&self.figures.submit),
             stream_create: self.time(&self.figures.stream_create),
             event_create: self.time(&self.figures.event_create),
@@ -264,6 +252,16 @@ impl Profile {
             cost,
             ..SimConfig::default()
         }
+    }
+
+    fn time_or(
+        &self,
+        figure: &Option<MeasuredFigure<Nanoseconds>>,
+        published: Sourced<Nanos>,
+    ) -> Sourced<Nanos> {
+        figure
+            .as_ref()
+            .map_or(published, |figure| self.time(figure))
     }
 
     fn time<U: UnitText>(&self, figure: &MeasuredFigure<U>) -> Sourced<Nanos> {

@@ -37,7 +37,6 @@ const LIBRARY_EXAMPLE: &str =
     "`{ library: { path: ./my_alloc.so, alloc: my_malloc, free: my_free } }`";
 pub const LIBRARY_ABOUT: &str = "a shared library with the two functions that PyTorch's \
      `CUDAPluggableAllocator` takes, run in its own process";
-/// The fields of a library: name, form, meaning.
 const LIBRARY_FIELDS: [(&str, &str, &str); 7] = [
     (NAME, "*name*", NAME_ABOUT),
     (

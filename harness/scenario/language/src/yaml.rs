@@ -41,7 +41,6 @@ pub struct Language {
     pub advice: &'static str,
 }
 
-/// Reads a file as text.
 pub fn read(path: &Path, language: &Language) -> Result<String, FileError> {
     let Language {
         noun,

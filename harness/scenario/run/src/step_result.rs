@@ -20,7 +20,6 @@ pub(crate) struct StepResult {
     pub(crate) unmet: Vec<Unmet>,
     pub(crate) failed_request: Option<FailedRequest>,
     pub(crate) size: Option<Bytes>,
-    /// The figures of the program of an `exec` step.
     pub(crate) program: Option<MemoryFigures>,
     /// Those of its processes. A name goes before that of the step.
     pub(crate) programs: Vec<ProcessFigures>,

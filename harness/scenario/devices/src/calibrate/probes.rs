@@ -85,16 +85,10 @@ impl Probes {
 
     pub(super) fn forget(&mut self) {
         let empty = |curve: &Curve| curve.iter().map(|(size, _)| (*size, Vec::new())).collect();
-        let Samples {
-            malloc,
-            free,
-            transfer,
-            ..
-        } = &self.samples;
         self.samples = Samples {
-            malloc: empty(malloc),
-            free: empty(free),
-            transfer: empty(transfer),
+            malloc: empty(&self.samples.malloc),
+            free: empty(&self.samples.free),
+            transfer: empty(&self.samples.transfer),
             ..Samples::default()
         };
     }
@@ -260,36 +254,25 @@ impl Probes {
 
     /// Computes the figures from all samples.
     pub(super) fn figures(&self, context: Bytes) -> Figures {
-        let Samples {
-            map,
-            unmap,
-            pool,
-            submit,
-            stream_create,
-            event_create,
-            event_record,
-            event_query,
-            synchronize,
-            ..
-        } = &self.samples;
-        let (malloc, malloc_per_mib) = by_size(&self.samples.malloc);
-        let (free, free_per_mib) = by_size(&self.samples.free);
+        let samples = &self.samples;
+        let (malloc, malloc_per_mib) = by_size(&samples.malloc);
+        let (free, free_per_mib) = by_size(&samples.free);
         Figures {
             context_overhead: MeasuredFigure::exact(context.0),
             malloc,
             malloc_per_mib,
             free,
             free_per_mib,
-            map_page: where_measured(map),
-            unmap_page: where_measured(unmap),
-            pool_call: where_measured(pool),
-            submit: constant(submit),
-            stream_create: constant(stream_create),
-            event_create: constant(event_create),
-            event_record: constant(event_record),
-            event_query: constant(event_query),
-            synchronize: constant(synchronize),
-            transfer_per_gib: transfer(&self.samples.transfer),
+            map_page: where_measured(&samples.map),
+            unmap_page: where_measured(&samples.unmap),
+            pool_call: where_measured(&samples.pool),
+            submit: constant(&samples.submit),
+            stream_create: constant(&samples.stream_create),
+            event_create: constant(&samples.event_create),
+            event_record: constant(&samples.event_record),
+            event_query: constant(&samples.event_query),
+            synchronize: constant(&samples.synchronize),
+            transfer_per_gib: transfer(&samples.transfer),
         }
     }
 }

@@ -53,7 +53,6 @@ impl<U: UnitText> Serialize for MeasuredFigure<U> {
 }
 
 impl<U: UnitText> fmt::Display for MeasuredFigure<U> {
-    /// Returns the figure as written in the file.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self {
             value,

@@ -25,7 +25,6 @@ pub type Unresolved = (String, String);
 pub enum ResolvedName<Q> {
     /// Looked up when the expression is evaluated.
     Quantity(Q),
-    /// A known value.
     Constant(Value),
 }
 
@@ -247,7 +246,6 @@ struct Token {
 
 #[derive(Clone, Debug)]
 enum TokenKind {
-    /// A name, or a function of one.
     Name(String),
     /// `min(` or `max(`.
     Choice(Choice),

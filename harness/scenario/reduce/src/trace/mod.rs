@@ -59,6 +59,21 @@ pub struct Shrunk {
     pub is_stopped: bool,
 }
 
+impl Shrunk {
+    fn new(case: TraceCase, failure: TraceFailure, origins: Vec<usize>) -> Self {
+        Self {
+            case,
+            other: None,
+            failure,
+            fails_under_its_own: true,
+            may_fail: BTreeSet::new(),
+            origins,
+            replays: 0,
+            is_stopped: false,
+        }
+    }
+}
+
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 pub enum ShrinkError {
     /// Every request succeeds. Use less memory or other settings.

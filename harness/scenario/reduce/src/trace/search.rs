@@ -66,14 +66,10 @@ impl<'a, 'w> Search<'a, 'w> {
         };
         let may_fail = before.iter().filter_map(id_of).collect();
         let best = Shrunk {
-            case,
             other,
-            failure: last.failure,
             fails_under_its_own,
             may_fail,
-            origins,
-            replays: 0,
-            is_stopped: false,
+            ..Shrunk::new(case, last.failure, origins)
         };
         Ok(Self {
             best,
@@ -94,19 +90,8 @@ impl<'a, 'w> Search<'a, 'w> {
         let invariant = audited.violated(&case).ok_or(ShrinkError::Holds {
             memory: case.memory,
         })?;
-        let (failure, may_fail) = (TraceFailure::Violates(invariant), BTreeSet::new());
-        let best = Shrunk {
-            case,
-            other: None,
-            failure,
-            fails_under_its_own: true,
-            may_fail,
-            origins,
-            replays: 0,
-            is_stopped: false,
-        };
         Ok(Self {
-            best,
+            best: Shrunk::new(case, TraceFailure::Violates(invariant), origins),
             audited: Some(audited),
             replays: 0,
             watch,

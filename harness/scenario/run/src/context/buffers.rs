@@ -50,7 +50,6 @@ impl Buffers {
         self.named.values()
     }
 
-    /// Returns a live buffer for use.
     pub(super) fn use_of(&mut self, key: &BufferKey) -> Option<&mut Buffer> {
         self.used(key);
         self.named.get_mut(key)

@@ -204,7 +204,6 @@ impl RunContext {
         Ok(())
     }
 
-    /// Takes all readings.
     pub(crate) fn readings(&mut self, memory: bool) -> Result<Readings, Stop> {
         let (stats, calls) = (self.rig.stats(), self.rig.calls());
         let memory = if memory {

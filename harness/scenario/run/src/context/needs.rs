@@ -10,7 +10,6 @@ pub(super) fn evicts(scenario: &Scenario) -> bool {
     policies.any(|policy| policy.kind() == PolicyKind::Evict)
 }
 
-/// Returns whether a step needs the bytes of each site.
 pub(super) const fn looks_at_sites(action: &Action) -> bool {
     matches!(action, Action::Compare(_)) || action.leak_check().is_some()
 }

@@ -91,7 +91,6 @@ impl Scale {
         }
     }
 
-    /// Ends the search. Returns its result.
     fn end(&mut self) -> u64 {
         self.is_done = true;
         if self.mode == ScaleMode::Binsearch {

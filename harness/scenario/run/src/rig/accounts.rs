@@ -12,7 +12,6 @@ use super::{ProgramId, Rig, Stop};
 use crate::control::BlockingCall;
 use harness_record::{Accounts, CurvePoint, MemoryFigures};
 
-/// The memory state that a request meets.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MemoryState {
     blocks: Vec<(DevicePtr, Bytes, StreamId, BlockState)>,
@@ -92,7 +91,6 @@ impl Rig {
             .figures(stats.num_ooms, stats.num_alloc_retries)
     }
 
-    /// The peaks of all programs and processes together.
     pub(crate) const fn together(&self) -> Peaks {
         self.together
     }
@@ -112,25 +110,13 @@ impl Rig {
         }
         let (own, end) = (self.totals_of_programs(), points.last().copied());
         let held = others.and(own);
-        self.together = self.together.higher(
-            Peaks {
-                allocated: held.allocated,
-                reserved: held.reserved,
-            }
-            .and(risen),
-        );
+        self.together = self.together.higher(held.memory().and(risen));
         for point in points {
             let of_process = Peaks {
                 allocated: point.allocated,
                 reserved: point.reserved,
             };
-            self.together = self.together.higher(
-                Peaks {
-                    allocated: held.allocated,
-                    reserved: held.reserved,
-                }
-                .and(of_process),
-            );
+            self.together = self.together.higher(held.memory().and(of_process));
             let earlier = |last: u64, now: u64| last.saturating_sub(now);
             self.curve.push(CurvePoint {
                 step: self.step,
@@ -159,29 +145,15 @@ impl Rig {
             return;
         }
         let held = self.elsewhere.and(self.totals_of_programs());
-        let all = Peaks {
-            allocated: held.allocated,
-            reserved: held.reserved,
-        }
-        .and(peak);
+        let all = held.memory().and(peak);
         self.together = self.together.higher(all);
-        let used = self.last_memory.used_without_contexts();
-        let point = CurvePoint {
-            at: 0,
-            step: self.step,
-            allocated: held.allocated,
-            active: held.active,
-            reserved: held.reserved,
-            used,
-            ooms: held.ooms,
-            retries: held.retries,
-        };
+        let point = self.point(held);
         self.curve.push(point);
         self.curve.push(CurvePoint {
             allocated: all.allocated,
             active: held.active + peak.allocated,
             reserved: all.reserved,
-            used: used + peak.reserved,
+            used: point.used + peak.reserved,
             ..point
         });
     }
@@ -228,14 +200,12 @@ impl Rig {
             (program.peaks, program.peaks_seen) = (program.peaks.higher(peaks), peaks);
         }
         let held = self.elsewhere.and(self.totals_of_programs());
-        self.together = self.together.higher(
-            Peaks {
-                allocated: held.allocated,
-                reserved: held.reserved,
-            }
-            .and(risen),
-        );
-        self.curve.push(CurvePoint {
+        self.together = self.together.higher(held.memory().and(risen));
+        self.curve.push(self.point(held));
+    }
+
+    fn point(&self, held: Totals) -> CurvePoint {
+        CurvePoint {
             at: 0,
             step: self.step,
             allocated: held.allocated,
@@ -244,7 +214,7 @@ impl Rig {
             used: self.last_memory.used_without_contexts(),
             ooms: held.ooms,
             retries: held.retries,
-        });
+        }
     }
 
     fn totals_of_programs(&self) -> Totals {
@@ -274,6 +244,13 @@ impl Totals {
             reserved: Bytes(stats.reserved_bytes.all.current),
             ooms: stats.num_ooms,
             retries: stats.num_alloc_retries,
+        }
+    }
+
+    const fn memory(self) -> Peaks {
+        Peaks {
+            allocated: self.allocated,
+            reserved: self.reserved,
         }
     }
 
@@ -326,13 +303,9 @@ impl Peaks {
     }
 
     pub(crate) const fn figures(self, ooms: u64, retries: u64) -> MemoryFigures {
-        let Self {
-            allocated,
-            reserved,
-        } = self;
         MemoryFigures {
-            peak_reserved: Some(reserved),
-            peak_allocated: Some(allocated),
+            peak_reserved: Some(self.reserved),
+            peak_allocated: Some(self.allocated),
             ooms: Some(ooms),
             retries: Some(retries),
         }

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use harness_allocator::allocator::{AllocatorError, OomCause, Request};
 use harness_allocator::device::faulty::Injector;
-use harness_allocator::stats::{BlockState, SegmentInfo};
+use harness_allocator::stats::{BlockInfo, BlockState, SegmentInfo};
 use harness_allocator::units::Bytes;
 
 use super::{Rig, Stop};
@@ -112,24 +112,12 @@ fn lanes(segments: &[SegmentInfo]) -> Vec<StreamPool> {
     let mut lanes = BTreeMap::new();
     for segment in segments {
         let pool = segment.stream.map(|_| segment.pool);
-        for block in segment
-            .blocks
-            .iter()
-            .filter(|block| block.state != BlockState::Allocated)
-        {
-            let lane = lanes
+        let freed = |block: &&BlockInfo| block.state != BlockState::Allocated;
+        for block in segment.blocks.iter().filter(freed) {
+            lanes
                 .entry((pool, block.stream))
-                .or_insert_with(|| StreamPool {
-                    pool,
-                    stream: block.stream.0,
-                    free: Pieces::default(),
-                    waiting: Pieces::default(),
-                });
-            match block.state {
-                BlockState::Inactive => lane.free.add(block.size),
-                BlockState::PendingFree => lane.waiting.add(block.size),
-                BlockState::Allocated => {}
-            }
+                .or_insert_with(|| StreamPool::new(pool, block.stream.0))
+                .add(block.state, block.size);
         }
     }
     lanes.into_values().collect()

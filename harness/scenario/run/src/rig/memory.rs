@@ -115,7 +115,6 @@ impl Rig {
         self.check(|audit, allocator, device| audit.freed(allocator, device, address))
     }
 
-    /// Fills a buffer with a new tag.
     pub fn fill(&mut self, buffer: &mut Buffer, stream: StreamId) -> Result<(), Stop> {
         if buffer.allocation.is_null() {
             return Ok(());

@@ -143,7 +143,6 @@ pub struct PausedStep {
     number: u32,
     program: ProgramId,
     began: Nanos,
-    /// The owner of its allocations.
     owner: Option<Arc<names::Owner>>,
     /// Its call stack in the recording.
     place: Option<StackId>,

@@ -47,7 +47,6 @@ impl Rig {
         Ok(ended)
     }
 
-    /// Releases a private pool and its cached memory.
     pub fn release_private_pool(&mut self, pool: PrivatePoolId) -> Answer<()> {
         self.begin_operation()?;
         self.faults.iter().for_each(Injector::state_changed);

@@ -5,7 +5,6 @@ use harness_scenario::{Number, ProcessName, ProgramName, VariableName};
 
 #[derive(Debug)]
 pub(super) enum Next<'s> {
-    /// A step without inner steps.
     Do(&'s Step),
     /// A step with inner steps begins.
     Enter(&'s Step),

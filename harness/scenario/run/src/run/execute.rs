@@ -22,7 +22,6 @@ use harness_scenario::{
     ReportKey, Unit, Value,
 };
 
-/// Runs one step without inner steps.
 pub(crate) fn execute(
     ctx: &mut RunContext,
     step: &Step,
@@ -149,7 +148,6 @@ fn use_buffer(
     })
 }
 
-/// Explains a missing buffer.
 fn missing(ctx: &RunContext, step: &Step, (name, index): &BufferKey) -> StepResult {
     let Some(index) = index else {
         return StepResult::default();

@@ -363,7 +363,6 @@ impl Runner<'_, '_> {
         })
     }
 
-    /// Begins a step and returns its number.
     fn begin(&mut self, ctx: &mut RunContext, step: &Step, iteration: Option<&str>) -> u32 {
         self.number += 1;
         let number = self.number;

@@ -234,7 +234,6 @@ struct Outcome {
     wants_one_more: bool,
 }
 
-/// How a run with a failure ended.
 enum RunEnd {
     Run(Box<RunResult>),
     NotBegun(DeviceError),
@@ -351,7 +350,6 @@ impl<'a> EveryFault<'a> {
         Ok(Ok(Ran::new(run.ooms, &faults, self.chosen)))
     }
 
-    /// Runs an arm on a fresh device.
     fn run_with(
         &self,
         arm: &ArmRun<'_>,
@@ -460,7 +458,6 @@ impl<'a> EveryFault<'a> {
             .collect()
     }
 
-    /// Summarizes the results of an arm.
     fn summary(&self, baseline: &Baseline<'_>, ends: Results) -> FaultedArm {
         let (calls, repeats, different) = match &baseline.ran {
             Err(_) => (0, 0, 0),
@@ -552,7 +549,6 @@ impl<'a> EveryFault<'a> {
         Ok(self.outcome(attempt, &faults, &end))
     }
 
-    /// Runs an arm and catches panics.
     fn run_catching(
         &self,
         arm: &ArmRun<'_>,

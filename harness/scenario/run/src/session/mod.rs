@@ -264,7 +264,6 @@ impl Plan {
         Ok(())
     }
 
-    /// Runs one arm in this thread.
     pub fn run_arm(
         &self,
         arm: &ArmRun<'_>,

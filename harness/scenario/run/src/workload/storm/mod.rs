@@ -29,7 +29,6 @@ struct Counts {
     failed_request: Option<FailedRequest>,
 }
 
-/// The reports about a failed request.
 const ABOUT_FAILURE: [ReportKey; 6] = [
     ReportKey::FailedRequest,
     ReportKey::FailedOperation,

@@ -122,31 +122,19 @@ fn iterate(
 /// Identifies a training without its name, policies and expectations. Reports rank only equal
 /// trainings.
 fn workload(train: &Train) -> String {
-    let Train {
-        model,
-        batches,
-        lengths,
-        plan,
-        iterations,
-        optimizer,
-        zero_grad,
-        retain_graph,
-        ranks,
-        ..
-    } = train;
     let mut hasher = Mixer::default();
     format!(
         "{:?}",
         (
-            model,
-            batches,
-            lengths,
-            plan,
-            iterations,
-            optimizer,
-            zero_grad,
-            retain_graph,
-            ranks
+            &train.model,
+            &train.batches,
+            &train.lengths,
+            &train.plan,
+            train.iterations,
+            train.optimizer,
+            train.zero_grad,
+            train.retain_graph,
+            &train.ranks
         )
     )
     .hash(&mut hasher);

@@ -24,7 +24,6 @@ pub(super) struct Training<'a> {
     constants: Vec<Buffer>,
     /// The part of the optimizer's state on the device.
     state: Vec<Buffer>,
-    /// The part on the host.
     state_on_host: Vec<HostBuffer>,
     /// Memory of retained graphs.
     retained: Vec<Buffer>,
@@ -103,15 +102,13 @@ impl<'a> Training<'a> {
             model: &train.model,
             known: BTreeMap::new(),
         };
-        let (constants, state, state_on_host, retained) =
-            (Vec::new(), Vec::new(), Vec::new(), Vec::new());
         Self {
             train,
             memory,
-            constants,
-            state,
-            state_on_host,
-            retained,
+            constants: Vec::new(),
+            state: Vec::new(),
+            state_on_host: Vec::new(),
+            retained: Vec::new(),
             programs,
         }
     }
@@ -157,19 +154,15 @@ impl<'a> Training<'a> {
 
     /// The bytes that the training holds between iterations.
     fn held(&self) -> u64 {
-        let PassMemory {
-            parameters,
-            gradients,
-            workspaces,
-            ..
-        } = &self.memory;
-        let lasting = parameters
+        let memory = &self.memory;
+        let lasting = memory
+            .parameters
             .iter()
             .chain(&self.constants)
             .chain(&self.state)
             .chain(&self.retained);
         lasting
-            .chain(gradients.iter().chain(workspaces).flatten())
+            .chain(memory.gradients.iter().chain(&memory.workspaces).flatten())
             .map(|buffer| buffer.size().0)
             .sum()
     }

@@ -13,7 +13,6 @@ use harness_allocator::units::Bytes;
 use harness_base::words::count;
 use harness_scenario::model::ParameterId;
 
-/// The purpose of a collective.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Display)]
 pub(super) enum Purpose {
     /// All ranks receive the parameters of rank 0.
@@ -29,7 +28,6 @@ pub(super) enum Purpose {
     /// Averages the gradients of a bucket.
     #[display("the all-reduce of bucket {_0}")]
     Bucket(usize),
-    /// Averages one gradient.
     #[display("the all-reduce of the gradient of parameter {_0}")]
     Gradient(ParameterId),
     /// Agrees whether any rank ran out of memory.

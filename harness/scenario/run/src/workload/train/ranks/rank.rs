@@ -25,7 +25,6 @@ const FLAG: Bytes = Bytes(8);
 pub(super) enum End {
     /// All iterations are complete.
     Finished,
-    /// The policies gave up.
     GaveUp(AllocatorError),
     /// DDP refuses another attempt after this failure.
     Refused(AllocatorError),
@@ -374,7 +373,6 @@ pub(super) struct RankTotals {
     pub(super) effective_batch: u64,
     pub(super) ended: Option<End>,
     pub(super) called: u64,
-    /// The time it waited for slower ranks.
     pub(super) waited: Nanos,
 }
 

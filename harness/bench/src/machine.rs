@@ -7,7 +7,7 @@ mod host;
 use std::time::{Duration, Instant};
 use std::{collections::BTreeMap, thread};
 
-use harness_allocator::device::{Clock, CostFigure, DeviceInfo, Fingerprint, TestDevice};
+use harness_allocator::device::{Clock, CostFigure, DeviceInfo, TestDevice};
 use harness_allocator::units::{Bytes, Nanos};
 use harness_cuda::machine::nvml_of;
 use harness_cuda::nvml::{NOT_KNOWN, NvmlDevice, ProcessUse, Reading, Throttle};
@@ -22,33 +22,22 @@ pub fn machine(device: &dyn TestDevice, compiler: &str) -> MachineInfo {
         fingerprint,
         ..
     } = device.info().clone();
-    let Fingerprint {
-        memory,
-        uuid_hash,
-        driver,
-        cuda,
-        mig,
-        ecc,
-        cost_model,
-        ..
-    } = fingerprint;
     let cores = thread::available_parallelism()
         .map_or(1, |cores| u32::try_from(cores.get()).unwrap_or(u32::MAX));
-    let (cpu, kernel, compiler) = (host::cpu(), host::kernel(), compiler.to_owned());
     MachineInfo {
         device: name,
         clock,
-        memory,
-        uuid_hash,
-        driver,
-        cuda,
-        mig,
-        ecc,
-        cost_model,
-        cpu,
+        memory: fingerprint.memory,
+        uuid_hash: fingerprint.uuid_hash,
+        driver: fingerprint.driver,
+        cuda: fingerprint.cuda,
+        mig: fingerprint.mig,
+        ecc: fingerprint.ecc,
+        cost_model: fingerprint.cost_model,
+        cpu: host::cpu(),
         cores,
-        kernel,
-        compiler,
+        kernel: host::kernel(),
+        compiler: compiler.to_owned(),
     }
 }
 

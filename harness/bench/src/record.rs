@@ -536,7 +536,6 @@ pub struct ChangeFigures {
     pub high: f64,
 }
 
-/// Number of entries per [`Verdict`].
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Counts(BTreeMap<Verdict, usize>);
 

@@ -21,7 +21,6 @@ pub(super) fn log_line(text: &str) -> String {
     }
 }
 
-/// Escapes text between tags of HTML and SVG.
 pub(super) fn between_tags(text: &str) -> String {
     text.replace('&', "&amp;")
         .replace('<', "&lt;")

@@ -69,7 +69,7 @@ fn run_case(
     for (step, failed_request) in why::failed_requests(run) {
         let value = format!(
             "{}: {}",
-            why::kinds(failed_request).join(", "),
+            harness_record::cause_names(failed_request).join(", "),
             why::explain(failed_request)
         );
         case.add_property((

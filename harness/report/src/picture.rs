@@ -103,16 +103,9 @@ fn in_words(run: &RunRecord) -> String {
 
 /// Says whose memory the curves show.
 fn sums(processes: &RunProcesses) -> String {
-    let each = processes.each.iter().map(|one| {
-        format!(
-            "{} {}",
-            one.name,
-            words::or_unknown(one.figures.peak_reserved)
-        )
-    });
     format!(
         "sums; peak reserved per process: {}",
-        each.collect::<Vec<_>>().join(", ")
+        words::peaks(processes)
     )
 }
 
@@ -510,7 +503,6 @@ fn curves(chart: &mut Chart<'_, '_>, run: &RunRecord, axes: &Axes<'_>) -> Drawn 
     Ok(())
 }
 
-/// Positions of the points.
 fn positions(curve: &[CurvePoint], column: impl Fn(u32) -> (f64, f64)) -> Vec<(f64, &CurvePoint)> {
     let steps = curve.chunk_by(|a, b| a.step == b.step);
     steps

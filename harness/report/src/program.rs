@@ -191,7 +191,7 @@ pub fn markdown(program: &ProgramReport<'_>, picture: Option<&str>) -> String {
             .map(|(index, held)| format!("device {index}: {}", Bytes(*held)));
         page.block(format!(
             "Peak over all processes: {}.",
-            held.collect::<Vec<_>>().join(", ")
+            words::joined(held, ", ")
         ));
     }
     add_engines(&mut page, program);

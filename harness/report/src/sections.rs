@@ -31,7 +31,6 @@ pub(super) struct Failure<'r> {
     pub(super) first: &'r Violation,
     /// Other violations at the same step.
     pub(super) rest: &'r [Violation],
-    /// The request that failed in the last step.
     pub(super) request: Option<(&'r StepRecord, &'r FailedRequest)>,
 }
 

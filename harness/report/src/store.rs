@@ -183,13 +183,10 @@ pub struct Journal {
 impl Journal {
     /// Creates a journal for a new numbered folder of `root`. The folder is created when the first
     /// run opens its device.
-    pub const fn in_new_folder(root: PathBuf) -> Self {
+    pub fn in_new_folder(root: PathBuf) -> Self {
         Self {
-            folder: root,
             is_new: true,
-            file: None,
-            waiting: String::new(),
-            planned: Vec::new(),
+            ..Self::in_folder(root)
         }
     }
 

@@ -267,7 +267,6 @@ impl Plot<'_> {
     }
 }
 
-/// Draws bytes that change at these points.
 pub(super) fn line(
     chart: &mut Chart<'_, '_>,
     points: impl IntoIterator<Item = (f64, Bytes)>,

@@ -461,7 +461,7 @@ impl Text {
             self.line(&format!(
                 "step {} counted: {}",
                 step.number,
-                counted.collect::<Vec<_>>().join(", ")
+                words::joined(counted, ", ")
             ));
         }
     }
@@ -514,17 +514,10 @@ impl Text {
 /// The peaks of each process of a run, which the table has together.
 fn processes_of(place: &Place<'_, '_>) -> Option<String> {
     let processes = place.arm.shown().processes.as_ref()?;
-    let each = processes.each.iter().map(|one| {
-        format!(
-            "{} {}",
-            one.name,
-            words::or_unknown(one.figures.peak_reserved)
-        )
-    });
     Some(format!(
         "peak reserved per process: {}: {}",
         place.name(),
-        each.collect::<Vec<_>>().join(", ")
+        words::peaks(processes)
     ))
 }
 

@@ -682,7 +682,7 @@ fn notes_on_settings(report: &SettingsReport) -> Vec<String> {
                     more(order.enough as i64 - first.enough as i64)
                 )
             });
-            let others = others.collect::<Vec<_>>().join(", ");
+            let others = words::joined(others, ", ");
             notes.push(format!(
                 "{} needs {} with addresses {}, {others}.",
                 named(row),

@@ -5,7 +5,7 @@ use serde::Serialize;
 
 use crate::words::{self, size};
 use harness_record::{
-    Cause, FailedRequest, Holder, Pieces, PinnedSegment, RunRecord, StepRecord, causes,
+    Cause, FailedRequest, Holder, Pieces, PinnedSegment, RunRecord, StepRecord, cause_names, causes,
 };
 
 const NAMED: usize = 4;
@@ -35,7 +35,7 @@ pub(super) fn of_run(run: &RunRecord) -> impl Iterator<Item = OutOfMemory> {
             .cloned()
             .unwrap_or_else(|| failed_request.stream.to_string()),
         requested: failed_request.requested,
-        causes: kinds(failed_request),
+        causes: cause_names(failed_request),
         why: explain(failed_request),
     })
 }
@@ -47,15 +47,6 @@ pub(crate) fn failed_requests(
     run.steps
         .iter()
         .filter_map(|step| Some((step, step.failed_request.as_ref()?)))
-}
-
-pub(crate) fn kinds(failed_request: &FailedRequest) -> Vec<&'static str> {
-    let mut kinds: Vec<&str> = causes(failed_request)
-        .iter()
-        .map(|cause| cause.kind().name())
-        .collect();
-    kinds.dedup();
-    kinds
 }
 
 /// The causes without figures, on one line.
@@ -374,7 +365,7 @@ fn lines(lines: &BTreeSet<u32>) -> String {
     format!(
         "{} {}",
         if lines.len() == 1 { "line" } else { "lines" },
-        ranges.collect::<Vec<_>>().join(", ")
+        words::joined(ranges, ", ")
     )
 }
 

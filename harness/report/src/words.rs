@@ -6,10 +6,10 @@ use harness_base::shell::quoted;
 use indexmap::IndexSet;
 
 use super::{ArmGroup, DeviceGroup, Report, VerdictCounts};
-pub(super) use harness_base::words::count;
+pub(super) use harness_base::words::{count, joined};
 use harness_record::{
-    MemoryFigures, NOT_JUDGED, Outcome, Records, Rule, RunProcesses, RunRecord, StepRecord,
-    Verdict, Violation,
+    MemoryFigures, NOT_JUDGED, Outcome, ProcessFigures, Records, Rule, RunProcesses, RunRecord,
+    StepRecord, Verdict, Violation,
 };
 
 /// Shown in place of a missing figure.
@@ -135,6 +135,15 @@ pub(super) const FIGURES: [&str; 4] = [
     "OOMs",
     "allocator retries",
 ];
+
+/// The peak of reserved memory of each process.
+pub(super) fn peaks(processes: &RunProcesses) -> String {
+    let peak = |one: &ProcessFigures| {
+        let reserved = or_unknown(one.figures.peak_reserved);
+        format!("{} {reserved}", one.name)
+    };
+    joined(processes.each.iter().map(peak), ", ")
+}
 
 /// Tabulates the figures of the processes of a run, and of all together.
 pub(super) fn processes(processes: &RunProcesses) -> Grid {
@@ -301,7 +310,7 @@ pub(super) fn verdicts(counts: VerdictCounts) -> String {
             _ if number == total => format!("{word} ×{number}"),
             _ => format!("{word} {number} of {total}"),
         });
-    parts.collect::<Vec<_>>().join(", ")
+    joined(parts, ", ")
 }
 
 pub(super) fn verdict_line(counts: VerdictCounts) -> String {

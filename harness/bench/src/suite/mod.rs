@@ -71,21 +71,37 @@ impl Case {
 #[derive(Clone, Debug, PartialEq)]
 pub enum Measure {
     /// One allocation in a given state of the allocator.
-    Latency { size: Bytes, case: LatencyCase },
+    Latency {
+        size: Bytes,
+        case: LatencyCase,
+    },
     /// A pass over an allocation trace.
-    Trace { events: Vec<TraceEvent> },
-    /// A whole scenario.
+    Trace {
+        events: Vec<TraceEvent>,
+    },
     Scenario(Box<Scenario>),
     /// From a failing request to the end of the next successful step.
-    Recovery { size: Bytes },
+    Recovery {
+        size: Bytes,
+    },
     /// A loop of allocation, work on the memory and free, in device time.
-    Pipeline { size: Bytes },
+    Pipeline {
+        size: Bytes,
+    },
     /// `empty_cache` with `segments` segments in the cache.
-    EmptyCache { segments: u64, size: Bytes },
-    /// `count` threads on one allocator.
-    Threads { count: u64, size: Bytes },
+    EmptyCache {
+        segments: u64,
+        size: Bytes,
+    },
+    Threads {
+        count: u64,
+        size: Bytes,
+    },
     /// Memory used by `streams` other streams.
-    RecordStream { streams: u64, size: Bytes },
+    RecordStream {
+        streams: u64,
+        size: Bytes,
+    },
     /// Start of the program and the device.
     StartUp,
 }

@@ -7,7 +7,6 @@ use super::text;
 use crate::svg::{self, Area, Drawn, INK, WIDTH, document};
 use crate::{escape::prose, page::Page};
 
-/// Renders an explanation.
 pub fn render(
     ranks: Option<&Overview>,
     (name, explanation): (&str, &Explanation),

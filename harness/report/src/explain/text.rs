@@ -58,7 +58,6 @@ pub fn render(name: &str, explanation: &Explanation, style: Style, width: Option
     out.text
 }
 
-/// Renders the main sentence and the causes.
 pub fn render_causes(
     name: &str,
     explanation: &Explanation,

@@ -94,7 +94,6 @@ const COLUMNS: [(&str, Column); 23] = [
     ("cures", Column::Texts(|row| &row.analysis.cures)),
 ];
 
-/// The content of the file.
 pub fn file(rows: &[Row]) -> Result<Vec<u8>> {
     let field = |(name, column): &(&str, Column)| match column {
         Column::Text(_) => format!("optional binary {name} (UTF8);"),

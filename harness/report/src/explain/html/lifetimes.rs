@@ -283,27 +283,16 @@ fn segment_lives(
     let never = events.len() + 1;
     let mut lives = Vec::new();
     let final_range = |segment: &&Segment| {
-        let &Segment {
-            address,
-            size,
-            stream,
-            expandable,
-            pool,
-            private_pool,
-            ..
-        } = *segment;
-        (
-            address,
-            SegmentLife {
-                address,
-                size,
-                stream,
-                pool: Some((pool, private_pool)),
-                expandable,
-                start: 0,
-                end: never,
-            },
-        )
+        let life = SegmentLife {
+            address: segment.address,
+            size: segment.size,
+            stream: segment.stream,
+            pool: Some((segment.pool, segment.private_pool)),
+            expandable: segment.expandable,
+            start: 0,
+            end: never,
+        };
+        (life.address, life)
     };
     let mut ranges: Ranges = held.iter().map(final_range).collect();
     for (index, event) in events.iter().enumerate().rev() {
@@ -321,24 +310,15 @@ fn segment_lives(
             contradictions.missing_segment_bytes += event.size.0 - found;
         } else {
             // A range that is already reserved here was allocated by an unrecorded event.
-            let &Event {
-                address,
-                size,
-                stream,
-                ..
-            } = event;
-            let expandable = event.action == Action::SegmentUnmap;
-            ranges.insert(
-                address,
-                SegmentLife {
-                    address,
-                    size,
-                    stream,
-                    expandable,
-                    end: moment,
-                    ..SegmentLife::default()
-                },
-            );
+            let life = SegmentLife {
+                address: event.address,
+                size: event.size,
+                stream: event.stream,
+                expandable: event.action == Action::SegmentUnmap,
+                end: moment,
+                ..SegmentLife::default()
+            };
+            ranges.insert(life.address, life);
         }
     }
     lives.extend(ranges.into_values());

@@ -5,6 +5,7 @@ use std::{fmt::Write as _, mem};
 
 use nvml_wrapper::enum_wrappers::device::TemperatureSensor;
 use nvml_wrapper::enums::device::UsedGpuMemory;
+use nvml_wrapper::struct_wrappers::device::MemoryInfo;
 use nvml_wrapper::{Device, Nvml, error::NvmlError};
 
 use crate::nvml::functions::library;
@@ -267,7 +268,7 @@ fn of_gpu(
     device: &Device<'_>,
     field: &str,
 ) -> Result<Option<String>, NvmlError> {
-    let memory = || device.memory_info();
+    let memory = || memory_of(device);
     let rates = || device.utilization_rates().ok();
     Ok(Some(match field {
         "index" => index.to_string(),
@@ -277,9 +278,9 @@ fn of_gpu(
         "driver_version" => nvml.sys_driver_version()?,
         "pci.bus_id" | "gpu_bus_id" => device.pci_info()?.bus_id,
         "compute_cap" => capability(device)?,
-        "memory.total" => (memory()?.total / MIB).to_string(),
-        "memory.used" => memory()?.used.div_ceil(MIB).to_string(),
-        "memory.free" => (memory()?.free / MIB).to_string(),
+        "memory.total" => return Ok(memory()?.map(|it| (it.total / MIB).to_string())),
+        "memory.used" => return Ok(memory()?.map(|it| it.used.div_ceil(MIB).to_string())),
+        "memory.free" => return Ok(memory()?.map(|it| (it.free / MIB).to_string())),
         "utilization.gpu" => return Ok(rates().map(|rates| rates.gpu.to_string())),
         "utilization.memory" => return Ok(rates().map(|rates| rates.memory.to_string())),
         "temperature.gpu" => return Ok(temperature(device).map(|celsius| celsius.to_string())),
@@ -315,6 +316,14 @@ fn capability(device: &Device<'_>) -> Result<String, NvmlError> {
     Ok(format!("{}.{}", capability.major, capability.minor))
 }
 
+/// The memory of a GPU; `None` if it shares the host's memory.
+fn memory_of(device: &Device<'_>) -> Result<Option<MemoryInfo>, NvmlError> {
+    match device.memory_info() {
+        Err(NvmlError::NotSupported) => Ok(None),
+        found => found.map(Some),
+    }
+}
+
 /// The temperature in degrees Celsius. A simulated GPU reports 0 for what it does not know.
 fn temperature(device: &Device<'_>) -> Option<u32> {
     let celsius = device.temperature(TemperatureSensor::Gpu).ok();
@@ -344,7 +353,13 @@ fn table(nvml: &Nvml, devices: &[(u32, Device<'_>)]) -> Result<String, NvmlError
     ));
     text += &line;
     for (index, device) in devices {
-        let memory = device.memory_info()?;
+        let memory = memory_of(device)?.map_or_else(
+            || format!("{:^23}", "Not Supported"),
+            |memory| {
+                let (used, total) = (memory.used.div_ceil(MIB), memory.total / MIB);
+                format!("{used:>7}MiB / {total:>7}MiB")
+            },
+        );
         let or_unknown = |value: Option<String>, unit| {
             value.map_or_else(|| "N/A".to_owned(), |value| value + unit)
         };
@@ -358,9 +373,7 @@ fn table(nvml: &Nvml, devices: &[(u32, Device<'_>)]) -> Result<String, NvmlError
             device.pci_info()?.bus_id
         ));
         text += &row(format!(
-            "N/A  {degrees:>4}  {watts:>8}  {:>7}MiB / {:>7}MiB  {rates:>4}",
-            memory.used.div_ceil(MIB),
-            memory.total / MIB
+            "N/A  {degrees:>4}  {watts:>8}  {memory}  {rates:>4}"
         ));
         text += &line;
     }

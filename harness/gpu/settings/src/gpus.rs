@@ -31,6 +31,9 @@ pub struct Gpu {
     /// Whether GPUs of this kind reach each other's memory, if it differs from
     /// [`Gpu::reaches_peers`] for its name.
     pub peer_access: Option<bool>,
+    /// Whether its memory is the host's, if it differs from [`Gpu::has_memory_of_host`] for its
+    /// compute capability.
+    pub shares_host_memory: Option<bool>,
     /// The source of its memory.
     pub source: String,
 }
@@ -121,6 +124,7 @@ fn of_row(row: &str) -> Option<Gpu> {
         l2_cache: number(l2_kib)? << 10,
         pcie: pcie.parse().ok(),
         peer_access: None,
+        shares_host_memory: None,
         source: source.to_owned(),
     })
 }
@@ -160,13 +164,28 @@ impl Gpu {
     /// `deviceQuery` prints "Peer access: Yes" for T4, A40, A100, RTX A6000 and RTX 6000 Ada, and
     /// "No" for RTX 3090 and 4090.
     pub fn reaches_peers(&self) -> bool {
-        let is_of_system = matches!(self.capability, (7, 2) | (8, 7) | (11, 0) | (12, 1));
         self.peer_access.unwrap_or(
-            !is_of_system
+            !self.is_of_system()
                 && !["GeForce", " MIG "]
                     .iter()
                     .any(|kind| self.device.contains(kind)),
         )
+    }
+
+    /// Returns whether a GPU of this kind has no memory of its own: programs and the system use the
+    /// same memory. A GPU of a system on a chip has none.
+    pub const fn has_memory_of_host(&self) -> bool {
+        match self.shares_host_memory {
+            Some(shares) => shares,
+            None => self.is_of_system(),
+        }
+    }
+
+    /// Returns whether GPUs of this compute capability exist only in systems on a chip: Xavier,
+    /// Orin, Thor and GB10 (<https://developer.nvidia.com/cuda-gpus>). GH200 has another one: its
+    /// GPU has memory of its own.
+    const fn is_of_system(&self) -> bool {
+        matches!(self.capability, (7, 2) | (8, 7) | (11, 0) | (12, 1))
     }
 
     /// Finds the GPU with this name, with this alias, or else the only one whose name or alias

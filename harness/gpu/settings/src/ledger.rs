@@ -20,7 +20,7 @@ pub const LEDGER: &str = "HARNESS_GPU_LEDGER";
 /// Processes that can hold memory at the same time.
 const MOST_PROCESSES: usize = 1024;
 /// The first word of a file: a magic number that includes the version of the layout.
-const MARK: u64 = 0x4841_524e_4c45_4402;
+const MARK: u64 = 0x4841_524e_4c45_4403;
 const DEVICES: usize = MOST_DEVICES as usize;
 
 /// The layout of the file.
@@ -47,6 +47,10 @@ struct Entry {
     pid: AtomicU64,
     started: AtomicU64,
     stack: AtomicU64,
+    /// Page-locked memory among the memory held, and the part of it that the program allocated
+    /// itself.
+    pinned: AtomicU64,
+    registered: AtomicU64,
     held: [AtomicU64; DEVICES],
 }
 
@@ -56,6 +60,8 @@ impl Entry {
         self.held
             .iter()
             .for_each(|held| held.store(0, Ordering::Relaxed));
+        self.pinned.store(0, Ordering::Relaxed);
+        self.registered.store(0, Ordering::Relaxed);
         self.started.store(started, Ordering::Relaxed);
         self.stack.store(stack, Ordering::Relaxed);
         self.pid.store(pid, Ordering::Relaxed);
@@ -81,6 +87,10 @@ pub struct Holding {
     pub pid: u32,
     /// Includes its context.
     pub held: Bytes,
+    /// The part of it that is page-locked memory, on all devices.
+    pub pinned: Bytes,
+    /// The part of that which the program allocated itself.
+    pub registered: Bytes,
 }
 
 impl Ledger {
@@ -125,6 +135,8 @@ impl Ledger {
                     .get(device as usize)
                     .map_or(0, |held| held.load(Ordering::Relaxed)),
             ),
+            pinned: Bytes(entry.pinned.load(Ordering::Relaxed)),
+            registered: Bytes(entry.registered.load(Ordering::Relaxed)),
         };
         locked
             .entries()
@@ -356,6 +368,16 @@ impl LedgerAccount {
     pub fn released(&self, device: u32, held: Bytes) {
         if let (Some(ledger), Some(index)) = (&self.ledger, self.entry) {
             ledger.0.entries[index].held[device as usize].store(held.0, Ordering::Relaxed);
+        }
+    }
+
+    /// Enters how much of the memory that this process holds is page-locked, and how much of that
+    /// the program allocated itself.
+    pub fn set_pinned(&self, pinned: Bytes, registered: Bytes) {
+        if let (Some(ledger), Some(index)) = (&self.ledger, self.entry) {
+            let entry = &ledger.0.entries[index];
+            entry.pinned.store(pinned.0, Ordering::Relaxed);
+            entry.registered.store(registered.0, Ordering::Relaxed);
         }
     }
 

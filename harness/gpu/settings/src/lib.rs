@@ -20,6 +20,7 @@ pub mod mapping;
 pub mod nccl_memory;
 pub mod process;
 pub mod settings;
+pub mod shared_memory;
 pub mod text;
 pub mod torch_statistics;
 pub mod workspaces;

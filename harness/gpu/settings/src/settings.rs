@@ -86,6 +86,8 @@ pub struct Settings {
     /// The most host memory for the contents of all devices, with [`Values::Cpu`].
     #[serde(default)]
     pub host_memory: Bytes,
+    #[serde(default)]
+    pub shared_memory: SharedMemory,
     /// The CUDA release of the program's libraries.
     pub cuda: Cuda,
     /// The version of cuDNN: major · 10000 + minor · 100 + patch.
@@ -138,6 +140,21 @@ named_enum! {
         Copies = "copies",
         /// The CPU computes the operations of PyTorch.
         Cpu = "cpu",
+    }
+}
+
+named_enum! {
+    /// The host memory that counts as memory of the GPU.
+    #[derive(Default, Serialize, Deserialize)]
+    #[serde(rename_all = "lowercase")]
+    SharedMemory {
+        /// The GPU has memory of its own.
+        #[default]
+        None = "none",
+        /// The GPU shares the host's memory. Page-locked memory counts.
+        Pinned = "pinned",
+        /// As [`SharedMemory::Pinned`], and the resident memory of the run's processes counts too.
+        Resident = "resident",
     }
 }
 
@@ -204,6 +221,11 @@ impl Settings {
             nccl_memory: None,
             values: Values::Zeros,
             host_memory: Bytes::ZERO,
+            shared_memory: if gpu.has_memory_of_host() {
+                SharedMemory::Pinned
+            } else {
+                SharedMemory::None
+            },
             cuda: Cuda::V13,
             cudnn: 91_900,
             faults: Vec::new(),
@@ -297,6 +319,9 @@ impl fmt::Display for Settings {
             ";addresses={addresses};cudnn_workspace={cudnn_workspace};values={values};cuda={cuda}\
              ;cudnn={cudnn}"
         )?;
+        if self.shared_memory != SharedMemory::None {
+            write!(f, ";shared_memory={}", self.shared_memory)?;
+        }
         faults
             .iter()
             .try_for_each(|fault| write!(f, ";fail={fault}"))?;
@@ -308,6 +333,7 @@ impl fmt::Display for Settings {
 
 words!(Values, "a mode of values");
 words!(Cuda, "a CUDA release");
+words!(SharedMemory, "host memory that counts as memory of the GPU");
 
 impl fmt::Display for Events {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

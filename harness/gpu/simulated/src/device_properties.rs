@@ -3,7 +3,7 @@
 //! Numbers and offsets come from the headers of CUDA 12.8 and 13.0 (`cuda.h`, `driver_types.h`).
 
 use harness_gpu_settings::gpus::{BLOCK_THREADS, REGISTERS, SHARED_MEMORY};
-use harness_gpu_settings::settings::{Cuda, Settings};
+use harness_gpu_settings::settings::{Cuda, Settings, SharedMemory};
 
 /// The value of an attribute; zero for unknown attributes.
 pub(crate) fn attribute(settings: &Settings, number: i32, pci_bus: u32) -> u32 {
@@ -22,6 +22,8 @@ pub(crate) fn attribute(settings: &Settings, number: i32, pci_bus: u32) -> u32 {
         13 => gpu.clock_khz,
         14 => 512,
         16 => gpu.multiprocessors,
+        // Integrated: the GPU shares the host's memory.
+        18 => (settings.shared_memory != SharedMemory::None).into(),
         // Mapped host memory, concurrent kernels, unified addressing, stream priorities,
         // cooperative launches, host registration.
         19 | 31 | 41 | 78 | 95 | 99 => 1,
@@ -54,7 +56,7 @@ pub(crate) const fn properties_size(cuda: Cuda) -> usize {
 
 /// Fields of four bytes in `cudaDeviceProp`: the offset in CUDA 13, the offset in CUDA 12, the
 /// attribute.
-const PROPERTIES: [(usize, usize, i32); 24] = [
+const PROPERTIES: [(usize, usize, i32); 25] = [
     (304, 304, 12),
     (308, 308, 10),
     (320, 320, 1),
@@ -67,6 +69,7 @@ const PROPERTIES: [(usize, usize, i32); 24] = [
     (360, 360, 75),
     (364, 364, 76),
     (384, 388, 16),
+    (388, 396, 18),
     (392, 400, 19),
     (560, 576, 31),
     (568, 584, 33),
@@ -173,5 +176,10 @@ mod tests {
             (9, 132, 2048)
         );
         assert_eq!(properties(&settings, 3).len(), 1032);
+        assert_eq!(figure(&settings, 396), 0);
+        settings.shared_memory = SharedMemory::Pinned;
+        assert_eq!(figure(&settings, 396), 1);
+        settings.cuda = Cuda::V13;
+        assert_eq!(figure(&settings, 388), 1);
     }
 }

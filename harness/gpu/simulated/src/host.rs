@@ -2,18 +2,22 @@
 
 use std::{collections::BTreeMap, ptr};
 
+use harness_allocator::units::Bytes;
+
 use crate::code::Code;
 
 /// Allocated and registered memory by address.
 #[derive(Debug, Default)]
 pub(crate) struct HostMemory(BTreeMap<usize, Range>);
 
-const HOST_PAGE: usize = 4096;
+pub(crate) const HOST_PAGE: usize = 4096;
 
 #[derive(Clone, Copy, Debug)]
 struct Range {
     size: usize,
     kind: Kind,
+    /// The device to which page-locked memory is charged.
+    charged: Option<usize>,
 }
 
 /// The origin of page-locked or managed memory.
@@ -28,7 +32,13 @@ pub(crate) enum Kind {
 }
 
 impl HostMemory {
-    pub(crate) fn allocate(&mut self, size: usize, kind: Kind) -> Result<usize, Code> {
+    /// `charged` is the device to which page-locked memory is charged.
+    pub(crate) fn allocate(
+        &mut self,
+        size: usize,
+        kind: Kind,
+        charged: Option<usize>,
+    ) -> Result<usize, Code> {
         let size = size.max(1);
         let access = libc::PROT_READ | libc::PROT_WRITE;
         // Managed memory may be larger than the memory of the host.
@@ -37,13 +47,19 @@ impl HostMemory {
         } else {
             0
         };
+        // The kernel counts shared memory apart from the process's own memory.
+        let sharing = if charged.is_some() {
+            libc::MAP_SHARED
+        } else {
+            libc::MAP_PRIVATE
+        };
         // SAFETY: the mapping is new.
         let start = unsafe {
             libc::mmap(
                 ptr::null_mut(),
                 size,
                 access,
-                libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | reserve,
+                sharing | libc::MAP_ANONYMOUS | reserve,
                 -1,
                 0,
             )
@@ -51,19 +67,26 @@ impl HostMemory {
         if start == libc::MAP_FAILED {
             return Err(Code::OutOfMemory);
         }
-        self.0
-            .insert(start.expose_provenance(), Range { size, kind });
+        let range = Range {
+            size,
+            kind,
+            charged,
+        };
+        self.0.insert(start.expose_provenance(), range);
         Ok(start.expose_provenance())
     }
 
-    pub(crate) fn free(&mut self, start: usize) -> Result<(), Code> {
+    /// Frees page-locked memory of this library. Returns the device to which it was charged, and
+    /// its size.
+    pub(crate) fn free(&mut self, start: usize) -> Result<(Option<usize>, usize), Code> {
         match self.0.get(&start) {
             Some(&Range {
                 size,
                 kind: Kind::Pinned,
+                charged,
             }) => {
                 self.unmap(start, size);
-                Ok(())
+                Ok((charged, size))
             }
             _ => Err(Code::InvalidValue),
         }
@@ -74,6 +97,7 @@ impl HostMemory {
         let &Range {
             size,
             kind: Kind::Managed(charge),
+            ..
         } = self.0.get(&start)?
         else {
             return None;
@@ -96,35 +120,50 @@ impl HostMemory {
         }
     }
 
+    /// The charged memory that the program allocated itself.
+    pub(crate) fn registered(&self) -> Bytes {
+        let is_charged = |range: &&Range| range.kind == Kind::Registered && range.charged.is_some();
+        let sizes = self.0.values().filter(is_charged).map(|range| range.size);
+        Bytes(sizes.sum::<usize>() as u64)
+    }
+
     fn unmap(&mut self, start: usize, size: usize) {
         self.0.remove(&start);
         // SAFETY: the mapping has this size, and its entry was just removed.
         unsafe { libc::munmap(ptr::with_exposed_provenance_mut(start), size) };
     }
 
-    pub(crate) fn register(&mut self, start: usize, size: usize) {
+    pub(crate) fn register(&mut self, start: usize, size: usize, charged: Option<usize>) {
         self.0.insert(
             start,
             Range {
                 size,
                 kind: Kind::Registered,
+                charged,
             },
         );
     }
 
-    pub(crate) fn unregister(&mut self, start: usize) -> Result<(), Code> {
-        self.0
+    /// Forgets memory of the program, and returns what [`HostMemory::free`] returns.
+    pub(crate) fn unregister(&mut self, start: usize) -> Result<(Option<usize>, usize), Code> {
+        let range = *self
+            .0
             .get(&start)
             .filter(|range| range.kind == Kind::Registered)
             .ok_or(Code::InvalidValue)?;
         self.0.remove(&start);
-        Ok(())
+        Ok((range.charged, range.size))
     }
 
     /// The memory around an address: its start, size and kind.
     pub(crate) fn around(&self, address: usize) -> Option<(usize, usize, Kind)> {
+        let (start, range) = self.range_around(address)?;
+        Some((start, range.size, range.kind))
+    }
+
+    fn range_around(&self, address: usize) -> Option<(usize, Range)> {
         let (&start, range) = self.0.range(..=address).next_back()?;
-        (address - start < range.size).then_some((start, range.size, range.kind))
+        (address - start < range.size).then_some((start, *range))
     }
 
     /// Writes zeros. Whole pages of pinned memory are given back to the host, because a program may
@@ -137,16 +176,20 @@ impl HostMemory {
             start.next_multiple_of(HOST_PAGE),
             (start + size) / HOST_PAGE * HOST_PAGE,
         );
-        let is_ours = self
-            .around(start)
-            .is_some_and(|(.., kind)| kind == Kind::Pinned);
+        let ours = self.range_around(start);
+        let ours = ours.filter(|(_, range)| range.kind == Kind::Pinned);
+        // To discard pages of shared memory leaves their contents.
+        let advice = match ours {
+            Some((_, range)) if range.charged.is_some() => libc::MADV_REMOVE,
+            _ => libc::MADV_DONTNEED,
+        };
         let pointer = ptr::with_exposed_provenance_mut::<u8>;
         // SAFETY: as the caller promises. Discarded pages of private memory without a file read as
-        // zeros.
+        // zeros, and so do removed pages of shared memory.
         unsafe {
-            if is_ours
+            if ours.is_some()
                 && first < last
-                && libc::madvise(pointer(first).cast(), last - first, libc::MADV_DONTNEED) == 0
+                && libc::madvise(pointer(first).cast(), last - first, advice) == 0
             {
                 pointer(start).write_bytes(0, first - start);
                 pointer(last).write_bytes(0, start + size - last);
@@ -175,9 +218,18 @@ mod tests {
 
     #[test]
     fn cleared_pages_of_pinned_memory_are_given_back() {
+        clears_pages(None);
+    }
+
+    #[test]
+    fn cleared_pages_of_memory_that_the_gpu_shares_are_given_back() {
+        clears_pages(Some(0));
+    }
+
+    fn clears_pages(charged: Option<usize>) {
         let mut host = HostMemory::default();
         let size = 8 * HOST_PAGE;
-        let start = host.allocate(size, Kind::Pinned).expect("memory");
+        let start = host.allocate(size, Kind::Pinned, charged).expect("memory");
         let resident = || {
             let mut pages = [0_u8; 8];
             // SAFETY: the range is mapped, and there is a byte per page.

@@ -15,6 +15,7 @@
 //! * `audit` makes the dynamic linker load the stub libraries instead of NVIDIA's;
 //! * `world` is the state: `memory` of each device, `host` memory, `clock` of streams and events,
 //!   `copied` bytes or the `contents` of all memory with their `backing`, `pools`, and `calls`;
+//! * `shared_memory` and `page_locked` are for a GPU that shares the host's memory;
 //! * `execution` runs the work of a device if kernels execute: `kernels` on `bytes`; `context`
 //!   finds the device of a call and waits for its work, `contexts` has those of the program;
 //! * `runtime`, `driver`, `nvml`, `blas`, `dnn`, `nvrtc` and `nccl` export the functions of a
@@ -65,6 +66,7 @@ mod nvml;
 mod nvrtc;
 mod objects;
 mod opened;
+mod page_locked;
 mod per_thread;
 mod polls;
 mod pools;
@@ -72,6 +74,7 @@ mod python_events;
 mod random;
 mod reads;
 mod runtime;
+mod shared_memory;
 mod solver;
 mod sparse;
 mod stack;

@@ -36,6 +36,8 @@ pub(crate) struct DeviceMemory {
     shift: u64,
     /// Bytes that libraries hold.
     libraries: Bytes,
+    /// Page-locked memory of this process, if the device shares the host's memory.
+    pinned: Bytes,
     /// Requested sizes by address.
     allocations: BTreeMap<u64, Bytes>,
     /// Reserved addresses: start to size.
@@ -109,6 +111,7 @@ impl DeviceMemory {
             has_context: false,
             shift,
             libraries: Bytes::ZERO,
+            pinned: Bytes::ZERO,
             allocations: BTreeMap::new(),
             reservations: BTreeMap::new(),
             pages: BTreeMap::new(),
@@ -165,7 +168,7 @@ impl DeviceMemory {
         }
         self.has_context = true;
         self.sim
-            .set_external_memory(held_by_others)
+            .set_external_memory(held_by_others + self.pinned)
             .map_or(Err(Code::OutOfMemory), |_| Ok(()))
     }
 
@@ -173,10 +176,11 @@ impl DeviceMemory {
         self.sim.own_context().unwrap_or_default()
     }
 
-    /// Bytes that this process uses, with its context and libraries.
+    /// Bytes that this process uses, with its context, libraries and page-locked memory.
     pub(crate) fn held(&mut self) -> Bytes {
         self.used()
             + self.libraries
+            + self.pinned
             + if self.has_context {
                 self.context()
             } else {
@@ -216,6 +220,24 @@ impl DeviceMemory {
     pub(crate) fn return_of_library(&mut self, size: Bytes) {
         self.sim.release_page(size);
         self.libraries = self.libraries.saturating_sub(size);
+    }
+
+    /// Charges page-locked memory.
+    pub(crate) fn pin(&mut self, size: Bytes) -> Result<(), Code> {
+        if size > self.free_and_total().0 {
+            return Err(Code::OutOfMemory);
+        }
+        self.pinned += size;
+        Ok(())
+    }
+
+    /// Returns the charge of [`DeviceMemory::pin`].
+    pub(crate) fn unpin(&mut self, size: Bytes) {
+        self.pinned = self.pinned.saturating_sub(size);
+    }
+
+    pub(crate) const fn pinned(&self) -> Bytes {
+        self.pinned
     }
 
     /// Allocates in whole pages of 2 MiB.

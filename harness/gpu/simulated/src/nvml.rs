@@ -10,6 +10,7 @@ use std::{mem::MaybeUninit, ptr};
 use harness_allocator::units::Bytes;
 use harness_gpu_settings::export;
 use harness_gpu_settings::ffi::{Out, Text, write};
+use harness_gpu_settings::settings::SharedMemory;
 
 use nvml_wrapper_sys::bindings::{
     nvmlFieldValue_t, nvmlMemory_t, nvmlMemory_v2_t, nvmlPciInfo_t, nvmlProcessInfo_t,
@@ -98,9 +99,13 @@ fn used(number: u32) -> Bytes {
         .fold(Bytes::ZERO, |sum, holding| sum + holding.held)
 }
 
-/// A device's memory, and the memory that all processes hold.
-fn total_and_used(number: u32) -> (Bytes, Bytes) {
-    (machine().memory(), used(number) + machine().settings.others)
+/// A device's memory, and the memory that all processes hold. NVML does not know them of a GPU that
+/// shares the host's memory.
+fn total_and_used(number: u32) -> Result<(Bytes, Bytes), Error> {
+    match machine().settings.shared_memory {
+        SharedMemory::None => Ok((machine().memory(), used(number) + machine().settings.others)),
+        SharedMemory::Pinned | SharedMemory::Resident => Err(Error::NotSupported),
+    }
 }
 
 fn write_text(text: *mut c_char, len: c_uint, value: &str) -> Result<(), Error> {
@@ -161,16 +166,17 @@ export! {
         put(major, first).and(put(minor, second))
     });
     nvmlDeviceGetMemoryInfo(handle: usize, memory: Out<'_, nvmlMemory_t>) =
-        get(THIS, handle, memory, |number| {
-            let (total, used) = total_and_used(number);
-            nvmlMemory_t { total: total.0, free: total.saturating_sub(used).0, used: used.0 }
+        of_device(THIS, handle, |number| {
+            let (total, used) = total_and_used(number)?;
+            let free = total.saturating_sub(used).0;
+            put(memory, nvmlMemory_t { total: total.0, free, used: used.0 })
         });
     nvmlDeviceGetMemoryInfo_v2(handle: usize, memory: Option<&mut nvmlMemory_v2_t>) =
         of_device(THIS, handle, |number| {
             let memory = memory
                 .filter(|memory| memory.version == version_of::<nvmlMemory_v2_t>(2))
                 .ok_or(Error::InvalidArgument)?;
-            let (total, used) = total_and_used(number);
+            let (total, used) = total_and_used(number)?;
             (memory.total, memory.reserved, memory.free, memory.used) =
                 (total.0, 0, total.saturating_sub(used).0, used.0);
             Ok(())

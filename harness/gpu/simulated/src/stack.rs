@@ -1,7 +1,11 @@
-//! The stack of the calling thread.
+//! The stack of the calling thread, and those of Python.
 
 use std::cell::Cell;
+use std::fs::{self, File};
 use std::mem::MaybeUninit;
+use std::{path::Path, ptr};
+
+use harness_gpu_settings::collectives::{STACK_SIGNAL, STACKS};
 
 thread_local! {
     /// The lowest address of the thread's stack and the one after it.
@@ -20,6 +24,31 @@ pub(crate) fn words_on_stack(address: usize) -> usize {
     } else {
         0
     }
+}
+
+/// Copies the Python stacks of this process, which the handler of the hook writes into the folder
+/// of the run, to a file.
+pub(crate) fn write_stacks(run: &Path, to: &Path) {
+    let signal = libc::SIGRTMIN() + STACK_SIGNAL;
+    let mut action = MaybeUninit::<libc::sigaction>::zeroed();
+    // SAFETY: the output is valid, and zeros are a valid action.
+    let handler = unsafe {
+        libc::sigaction(signal, ptr::null(), action.as_mut_ptr());
+        action.assume_init().sa_sigaction
+    };
+    let stacks = run.join(format!("{STACKS}{}", std::process::id()));
+    if [libc::SIG_DFL, libc::SIG_IGN].contains(&handler)
+        || File::options()
+            .write(true)
+            .truncate(true)
+            .open(&stacks)
+            .is_err()
+    {
+        return;
+    }
+    // SAFETY: the signal has a handler, which runs in this thread before the call returns.
+    unsafe { libc::raise(signal) };
+    let _ = fs::copy(stacks, to);
 }
 
 fn bounds() -> Option<(usize, usize)> {

@@ -25,6 +25,7 @@ use crate::loaded::Loaded;
 use crate::memory::{DeviceMemory, FIRST_ADDRESS, device_of};
 use crate::opened::{Handle, Opened};
 use crate::pools::Pools;
+use crate::shared_memory::Shared;
 use crate::{
     calls::Calls, contexts::Contexts, copied, copied::CopiedBytes, execution::Execution,
     host::HostMemory, torch_allocator,
@@ -85,6 +86,7 @@ pub(crate) struct State {
     pub(crate) code: BTreeMap<usize, Bytes>,
     /// Memory of other processes.
     pub(crate) opened: BTreeMap<Handle, Opened>,
+    pub(crate) shared: Shared,
     /// The device memory of this process, entered for processes that share the devices.
     account: LedgerAccount,
 }
@@ -204,6 +206,7 @@ impl Machine {
             parts: BTreeSet::new(),
             code: BTreeMap::new(),
             opened: BTreeMap::new(),
+            shared: Shared::new(&settings, folder.as_deref()),
             account: LedgerAccount::new(
                 env::var_os(LEDGER)
                     .map(|path| or_abort("simulated GPU", LEDGER, Ledger::open(path.as_ref()))),
@@ -305,6 +308,7 @@ impl ForkedState for State {
         torch_allocator::start_child();
         machine.counters.start_child();
         self.attempts.start_child();
+        self.shared.start_child();
         if self.devices.iter().any(DeviceMemory::has_context) {
             self.account = LedgerAccount::new(None);
             machine.inherits_context.store(true, Ordering::Relaxed);
@@ -344,6 +348,9 @@ impl State {
             .and_then(|index| self.devices.get_mut(index))
             .map_or(Bytes::ZERO, DeviceMemory::used);
         self.attempts.open();
+        if self.shared.counts_resident() {
+            self.look_at_machine(machine);
+        }
         let is_faulty =
             |faulty: u32| device.and_then(|index| machine.visible.get(index)) == Some(&faulty);
         let injected =
@@ -372,6 +379,7 @@ impl State {
             number,
             held,
         });
+        self.look_at_machine(machine);
         (got, injected)
     }
 
@@ -407,7 +415,7 @@ impl State {
         else {
             return Err(Code::NoDevice);
         };
-        let elsewhere = machine().settings.others;
+        let elsewhere = machine().settings.others + self.shared.counted();
         self.account.change(*number, |others| {
             (
                 memory.open(others + elsewhere).and_then(|()| act(memory)),
@@ -464,6 +472,7 @@ impl State {
             *memory = DeviceMemory::new(index, &machine.settings);
             Ok(())
         })?;
+        self.enter_pinned();
         machine
             .counters
             .count_frees(index, Bytes::ZERO, left.allocations);
@@ -480,6 +489,7 @@ impl State {
 
     pub(crate) fn free_and_total(&mut self) -> Result<(Bytes, Bytes), Code> {
         machine().counters.count_memory_read();
+        self.look_at_machine(machine());
         self.account.release_ended();
         self.on_device(current_device(), |memory| Ok(memory.free_and_total()))
     }
@@ -497,8 +507,16 @@ impl State {
         let own = Holding {
             pid: std::process::id(),
             held,
+            pinned: self.devices.iter().map(DeviceMemory::pinned).sum(),
+            registered: self.host.registered(),
         };
         (held > Bytes::ZERO).then_some(own).into_iter().collect()
+    }
+
+    /// Enters the page-locked memory among the memory that this process holds.
+    pub(crate) fn enter_pinned(&self) {
+        let pinned = self.devices.iter().map(DeviceMemory::pinned).sum();
+        self.account.set_pinned(pinned, self.host.registered());
     }
 
     /// Enters the memory that this process holds of a device, if kernels execute.

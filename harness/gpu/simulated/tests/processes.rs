@@ -9,7 +9,12 @@ use std::{env, os::unix::process::CommandExt as _, ptr};
 use harness_allocator::units::Bytes;
 use harness_gpu_settings::ledger::{LEDGER, Ledger};
 use harness_gpu_settings::settings::{RUN, SETTINGS, Settings, Values};
-use harness_gpu_settings::{counters::ProcessCounters, gpus::GPUS, text::to_variable};
+use harness_gpu_settings::{
+    calls::Call,
+    counters::ProcessCounters,
+    gpus::{GPUS, Gpu},
+    text::to_variable,
+};
 // Links the exported functions.
 use harness_simulated_gpu as _;
 use tempfile::TempDir;
@@ -19,6 +24,11 @@ unsafe extern "C" {
     fn cudaMalloc(address: *mut usize, size: usize) -> c_int;
     fn cudaMallocManaged(address: *mut usize, size: usize, flags: c_uint) -> c_int;
     fn cudaFree(address: usize) -> c_int;
+    fn cudaMallocHost(address: *mut usize, size: usize) -> c_int;
+    fn cudaFreeHost(address: usize) -> c_int;
+    fn cudaDeviceGetAttribute(value: *mut c_int, attribute: c_int, device: c_int) -> c_int;
+    fn nvmlInit_v2() -> c_int;
+    fn nvmlDeviceGetMemoryInfo(device: usize, memory: *mut [u64; 3]) -> c_int;
     fn cudaStreamCreate(stream: *mut usize) -> c_int;
     fn cudaStreamDestroy(stream: usize) -> c_int;
     fn cudaMemGetInfo(free: *mut usize, total: *mut usize) -> c_int;
@@ -248,6 +258,7 @@ struct Run {
     values: Values,
     /// Calls to fail, as for `--fail`.
     fail: Option<&'static str>,
+    gpu: &'static Gpu,
 }
 
 impl Run {
@@ -258,6 +269,7 @@ impl Run {
             folder,
             values: Values::Zeros,
             fail: None,
+            gpu: &GPUS[0],
         }
     }
 
@@ -271,7 +283,7 @@ impl Run {
                 .iter()
                 .map(|fault| fault.parse().unwrap())
                 .collect(),
-            ..Settings::new(&GPUS[0], Bytes::gib(1))
+            ..Settings::new(self.gpu, Bytes::gib(1))
         };
         let mut command = Command::new(env::current_exe().unwrap());
         command
@@ -853,6 +865,52 @@ fn another_process_opens_memory_by_its_handle() {
         assert_eq!(cuIpcGetMemHandle(&raw mut bytes, memory), 0);
     }
     passes_again(HANDLE, &printed(bytes));
+}
+
+#[test]
+fn page_locked_memory_is_memory_of_a_gpu_that_shares_the_hosts_memory() {
+    const TEST: &str = "page_locked_memory_is_memory_of_a_gpu_that_shares_the_hosts_memory";
+    const AGAIN: &str = "SIMULATED_GPU_TEST_AGAIN";
+    if !is_program(TEST) {
+        let run = Run {
+            gpu: Gpu::named("gb10-128").unwrap(),
+            ..Run::new()
+        };
+        run.passes(TEST);
+        let counters = run.counters();
+        let failed = counters
+            .iter()
+            .find(|process| !process.failed_calls.is_empty());
+        assert_eq!(failed.unwrap().failed_calls, [(Call::HostAlloc, [1, 0])]);
+        return;
+    }
+    if env::var_os(AGAIN).is_some() {
+        return assert_eq!(free_memory(), 24 * MIB, "other processes see it too");
+    }
+    let (mut pinned, mut refused, mut is_integrated, mut memory) = (0, 0, 0, [0; 3]);
+    let mut registered = vec![0_u8; 100 * MIB];
+    let own = registered.as_mut_ptr().expose_provenance();
+    assert_eq!(malloc(600 * MIB).0, 0);
+    // SAFETY: the places are valid.
+    unsafe {
+        assert_eq!(cudaMallocHost(&raw mut pinned, 300 * MIB), 0);
+        assert_eq!(free_memory(), 124 * MIB);
+        assert_eq!(cudaMallocHost(&raw mut refused, 200 * MIB), 2);
+        assert_eq!(malloc(200 * MIB).0, 2);
+        assert_eq!(cuMemHostRegister_v2(own, registered.len(), 0), 0);
+        assert_eq!(free_memory(), 24 * MIB);
+        passes_again(AGAIN, "1");
+        assert_eq!(cudaFreeHost(pinned), 0);
+        assert_eq!(free_memory(), 324 * MIB);
+        assert_eq!(cuMemHostUnregister(own), 0);
+        assert_eq!(free_memory(), 424 * MIB);
+        assert_eq!(cuMemHostUnregister(own), INVALID_VALUE);
+        assert_eq!(cudaDeviceGetAttribute(&raw mut is_integrated, 18, 0), 0);
+        assert_eq!((is_integrated, nvmlInit_v2()), (1, 0));
+        // Not supported.
+        assert_eq!(nvmlDeviceGetMemoryInfo(1, &raw mut memory), 3);
+        assert_eq!((cudaSetDevice(1), free_memory()), (0, 1024 * MIB));
+    }
 }
 
 /// A fat binary with one image of machine code for the first GPU.

@@ -38,6 +38,7 @@ struct Own {
     #[serde(default, deserialize_with = "generation")]
     pcie: Option<u8>,
     peer_access: Option<bool>,
+    shares_host_memory: Option<bool>,
     #[serde(default)]
     source: String,
     #[serde(rename = "costs")]
@@ -116,6 +117,7 @@ impl From<Own> for Gpu {
             l2_cache: u32::try_from(own.l2_cache.get()).unwrap_or(u32::MAX),
             pcie: own.pcie,
             peer_access: own.peer_access,
+            shares_host_memory: own.shares_host_memory,
             source: own.source,
         }
     }

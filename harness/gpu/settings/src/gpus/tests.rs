@@ -107,6 +107,21 @@ fn professional_gpus_reach_each_others_memory_and_a_file_may_say_otherwise() {
 }
 
 #[test]
+fn gpus_of_systems_on_a_chip_share_the_hosts_memory_and_a_file_may_say_otherwise() {
+    for gpu in GPUS.iter() {
+        let is_of_system = gpu.name.starts_with("jetson-") || gpu.name == "gb10-128";
+        assert_eq!(gpu.has_memory_of_host(), is_of_system, "{}", gpu.name);
+    }
+    let own = Gpu {
+        shares_host_memory: Some(false),
+        ..Gpu::named("gb10-128")
+            .expect("it ships with the program")
+            .clone()
+    };
+    assert!(!own.has_memory_of_host());
+}
+
+#[test]
 fn a_variable_carries_a_gpu_by_name_or_with_its_properties() {
     let shipped = Gpu::named("rtx4090-24").expect("it ships with the program");
     assert_eq!(to_variable(&shipped), "\"rtx4090-24\"");

@@ -49,7 +49,9 @@ fn processes_share_the_memory_of_a_device() {
         ledger.holdings(0),
         [Holding {
             pid: std::process::id(),
-            held: Bytes(7)
+            held: Bytes(7),
+            pinned: Bytes::ZERO,
+            registered: Bytes::ZERO,
         }]
     );
     assert_eq!((ledger.holdings(1), ledger.peak(0)), (vec![], Bytes(7)));
@@ -165,7 +167,9 @@ fn exec_releases_the_memory_of_the_earlier_program_for_the_process_itself() {
         after.ledger().unwrap().holdings(0),
         [Holding {
             pid: std::process::id(),
-            held: Bytes(7)
+            held: Bytes(7),
+            pinned: Bytes::ZERO,
+            registered: Bytes::ZERO,
         }]
     );
 }

@@ -51,7 +51,8 @@ export! {
         });
     /// If kernels execute, waits for all work, because a copy may use the memory.
     cuMemFreeHost(address: usize) = {
-        let free = || allow_unsafe().and_then(|()| machine().state().host.free(address));
+        let free = || allow_unsafe()
+            .and_then(|()| runtime::free_on_host(&mut machine().state(), address));
         by_kernel_mode(
             THIS,
             || answer(free()),
@@ -59,13 +60,13 @@ export! {
         )
     };
     cuMemHostRegister, cuMemHostRegister_v2(address: usize, size: usize, _: c_uint) =
-        in_context(THIS, |_, state| {
+        in_context(THIS, |machine, state| {
             state.streams.allow_unsafe(Caller::current())?;
-            state.host.register(address, size);
-            Ok(())
+            runtime::register_on_host(machine, state, address, size)
         });
     cuMemHostUnregister(address: usize) = in_context(THIS, |_, state| {
-        state.streams.allow_unsafe(Caller::current()).and_then(|()| state.host.unregister(address))
+        state.streams.allow_unsafe(Caller::current())?;
+        runtime::unregister_on_host(state, address)
     });
     cuMemHostGetDevicePointer_v2(device: Out<'_, usize>, host: usize, _: c_uint) =
         in_context(THIS, |_, state| put(device, state.host.device_pointer(host)?));

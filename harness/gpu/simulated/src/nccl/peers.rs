@@ -7,19 +7,21 @@
 //! waits for whom, and ends a run that hangs.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
-use std::fs::{self, File};
+use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
-use std::{cell::RefCell, io, mem::MaybeUninit, os::unix::fs::FileExt as _, ptr};
+use std::{cell::RefCell, io, os::unix::fs::FileExt as _};
 
 use harness_allocator::units::Bytes;
 use harness_gpu_settings::collectives::{
     CollectiveCall, CollectiveRanks, CollectiveWait, HEAD, Message, PREFIX, Published, Rank, SIZES,
-    STACK_SIGNAL, STACKS, data_file, stack_file,
+    data_file, stack_file,
 };
 use harness_gpu_settings::{mapping::Mapped, settings::publish};
+
+use crate::stack::write_stacks;
 
 /// The longest sleep within a wait. Longer waits record their Python stack.
 const LOOK: Duration = Duration::from_millis(100);
@@ -576,7 +578,8 @@ impl Peers {
                 // The call of a collective that is late has written it.
                 let file = stack_file(&self.path, self.rank, wait);
                 if !file.exists() {
-                    write_stacks(&self.path, &file);
+                    let run = self.path.parent().unwrap_or(&self.path);
+                    write_stacks(run, &file);
                 }
             }
         };
@@ -597,30 +600,6 @@ impl Peers {
         self.is_aborted.fetch_or(is_aborted, Ordering::Release);
         self.state().leave();
     }
-}
-
-/// Copies the Python stacks of this process, which the handler of the hook writes, to a file.
-fn write_stacks(communicator: &Path, to: &Path) {
-    let signal = libc::SIGRTMIN() + STACK_SIGNAL;
-    let mut action = MaybeUninit::<libc::sigaction>::zeroed();
-    // SAFETY: the output is valid, and zeros are a valid action.
-    let handler = unsafe {
-        libc::sigaction(signal, ptr::null(), action.as_mut_ptr());
-        action.assume_init().sa_sigaction
-    };
-    let stacks = communicator.with_file_name(format!("{STACKS}{}", std::process::id()));
-    if [libc::SIG_DFL, libc::SIG_IGN].contains(&handler)
-        || File::options()
-            .write(true)
-            .truncate(true)
-            .open(&stacks)
-            .is_err()
-    {
-        return;
-    }
-    // SAFETY: the signal has a handler, which runs in this thread before the call returns.
-    unsafe { libc::raise(signal) };
-    let _ = fs::copy(stacks, to);
 }
 
 /// Wakes all that wait for a change of a word.

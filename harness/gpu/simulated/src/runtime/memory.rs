@@ -41,7 +41,9 @@ pub(crate) fn allocate_managed(
     size: Bytes,
 ) -> Result<u64, Code> {
     let charge = allocate(machine, state, current_device(), (Call::Malloc, size))?;
-    let allocated = state.host.allocate(size.0 as usize, Kind::Managed(charge));
+    let allocated = state
+        .host
+        .allocate(size.0 as usize, Kind::Managed(charge), None);
     if allocated.is_err() {
         free_on_device(machine, state, charge)?;
     }
@@ -96,7 +98,14 @@ pub(crate) fn allocate_on_host(
     state: &mut State,
     size: usize,
 ) -> Result<u64, Code> {
-    let get = |state: &mut State| state.host.allocate(size, Kind::Pinned);
+    let get = |state: &mut State| {
+        let charged = state.pin(machine, size)?;
+        let allocated = state.host.allocate(size, Kind::Pinned, charged);
+        if let (Err(_), Some(index)) = (&allocated, charged) {
+            state.unpin(index, size)?;
+        }
+        allocated
+    };
     let (allocated, injected) =
         state.attempt(machine, (Call::HostAlloc, Bytes(size as u64)), None, get);
     if allocated.is_err() {
@@ -105,6 +114,35 @@ pub(crate) fn allocate_on_host(
             .count_failed_call(Call::HostAlloc, injected);
     }
     allocated.map(|address| address as u64)
+}
+
+/// Frees page-locked memory.
+pub(crate) fn free_on_host(state: &mut State, address: usize) -> Result<(), Code> {
+    match state.host.free(address)? {
+        (Some(index), size) => state.unpin(index, size),
+        (None, _) => Ok(()),
+    }
+}
+
+/// Page-locks memory of the program.
+pub(crate) fn register_on_host(
+    machine: &Machine,
+    state: &mut State,
+    address: usize,
+    size: usize,
+) -> Result<(), Code> {
+    let charged = state.pin(machine, size)?;
+    state.host.register(address, size, charged);
+    state.look_at_machine(machine);
+    Ok(())
+}
+
+/// Ends the effect of [`register_on_host`].
+pub(crate) fn unregister_on_host(state: &mut State, address: usize) -> Result<(), Code> {
+    match state.host.unregister(address)? {
+        (Some(index), size) => state.unpin(index, size),
+        (None, _) => Ok(()),
+    }
 }
 
 export! {
@@ -122,12 +160,17 @@ export! {
     cudaFreeHost(address: usize) = remember(if address == 0 {
         Ok(())
     } else {
-        allow_unsafe().and_then(|()| machine().state().host.free(address))
+        allow_unsafe().and_then(|()| free_on_host(&mut machine().state(), address))
     });
     cudaHostRegister(address: usize, size: usize, _: c_uint) =
-        remember(allow_unsafe().map(|()| machine().state().host.register(address, size)));
+        remember(allow_unsafe().and_then(|()| {
+            let machine = machine();
+            register_on_host(machine, &mut machine.state(), address, size)
+        }));
     cudaHostUnregister(address: usize) =
-        remember(allow_unsafe().and_then(|()| machine().state().host.unregister(address)));
+        remember(
+            allow_unsafe().and_then(|()| unregister_on_host(&mut machine().state(), address)),
+        );
     cudaHostGetDevicePointer(device: Out<'_, usize>, host: usize, _: c_uint) =
         with(|_, state| put(device, state.host.device_pointer(host)?));
 }

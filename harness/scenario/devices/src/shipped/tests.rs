@@ -31,6 +31,7 @@ fn a_file_describes_a_gpu() {
         "memory_bus_bits",
         "pcie",
         "peer_access",
+        "shares_host_memory",
         "source",
     ];
     let short: String = EXAMPLE

@@ -36,7 +36,7 @@ use harness_exec::{
 use harness_explain::causes::{self, Options};
 use harness_gpu_settings::settings::{
     AddressOrder, Cuda, CudnnWorkspace, Events, Fault, MOST_DEVICES, NcclMemory, Settings,
-    UNMEASURED, Values,
+    SharedMemory, UNMEASURED, Values,
 };
 use harness_gpu_settings::{
     calls::Call, context_overhead::ContextOverhead, gpus::Gpu, latency::Latency, limits::Limits,
@@ -129,7 +129,7 @@ pub(super) struct Exec {
     /// CUDA libraries.
     #[arg(long, value_name = "cuda:N", value_parser = ordinal, conflicts_with_all = [
         "gpu", "devices", "cuda", "context_overhead", "events", "addresses", "cudnn_workspace",
-        "nccl_memory", "unmeasured", "values",
+        "nccl_memory", "unmeasured", "values", "shared_memory",
     ])]
     device: Option<u32>,
     /// The GPU to simulate: a name, as in `a100-40` or `h200`, or a file that describes a GPU, as
@@ -190,6 +190,11 @@ pub(super) struct Exec {
     /// ranks up to its own. Without this option, NCCL uses no memory.
     #[arg(long, value_name = "FILE", value_parser = nccl_memory)]
     nccl_memory: Option<NcclMemory>,
+    /// The host memory that counts as memory of a GPU that shares it, such as GB10 and Jetson:
+    /// `pinned`, page-locked memory; `resident`, also the resident memory of the program's
+    /// processes, as measured on this host, so runs can differ; or `none` [default: pinned].
+    #[arg(long, value_name = "WHAT")]
+    shared_memory: Option<SharedMemory>,
     /// Write the convolutions with estimated workspaces to this table. `harness calibrate
     /// --workspaces FILE` measures them on a GPU.
     #[arg(long, value_name = "FILE", value_parser = arguments::output())]
@@ -773,6 +778,7 @@ impl Exec {
                 "leave it out, or give `--values copies`",
             ));
         }
+        self.check_shared_memory(gpu)?;
         let default = setup.settings(gpu, memory);
         Ok(self.context_overhead.applied_to(Settings {
             devices: self.devices,
@@ -790,6 +796,7 @@ impl Exec {
                 .clone()
                 .unwrap_or(default.cudnn_workspace),
             nccl_memory: self.nccl_memory.clone().map(Box::new),
+            shared_memory: self.shared_memory.unwrap_or(default.shared_memory),
             values: match self.chosen_values().unwrap_or(default.values) {
                 // Only the operations of torch are computed.
                 Values::Cpu if !has_torch => Values::Copies,
@@ -799,6 +806,28 @@ impl Exec {
             latencies: self.latency.clone(),
             ..default
         }))
+    }
+
+    fn check_shared_memory(&self, gpu: &Gpu) -> Result<(), CliError> {
+        match self.shared_memory {
+            Some(_) if !gpu.has_memory_of_host() => Err(CliError::input(
+                format!(
+                    "`--shared-memory` is for GPUs that share the host's memory, but {} has memory \
+                     of its own",
+                    gpu.name
+                ),
+                "leave it out, or simulate another GPU, as in `--gpu gb10-128`",
+            )),
+            Some(SharedMemory::Resident) if self.devices > 1 => Err(CliError::input(
+                format!(
+                    "`--shared-memory resident` needs one GPU, but `--devices {}` simulates {0} \
+                     machines, each with its own memory",
+                    self.devices
+                ),
+                "leave out `--devices`, or give `--shared-memory pinned`",
+            )),
+            _ => Ok(()),
+        }
     }
 
     fn report(&self, run: &ProgramReport<'_>) -> Result<(), CliError> {
@@ -841,6 +870,10 @@ impl Exec {
                     .nccl_memory
                     .iter()
                     .map(|table| format!(" --nccl-memory {}", shell::quoted(&table.to_string())))
+                    .chain(
+                        self.shared_memory
+                            .map(|what| format!(" --shared-memory {what}")),
+                    )
                     .collect::<String>()
             }
             Machine::Real(ordinal, limits) => {

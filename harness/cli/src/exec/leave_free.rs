@@ -30,7 +30,7 @@ pub(super) struct LeaveFree {
         "memory", "gpu", "devices", "cuda", "require_gpu", "context_overhead", "events",
         "addresses", "cudnn_workspace", "nccl_memory", "unmeasured", "values", "fail", "latency",
         "alloc_conf", "python", "snapshot", "junit", "baseline", "every_fault", "least_memory",
-        "largest", "fresh", "shard", "jobs", "time_limit", "logs", "figures",
+        "largest", "fresh", "shard", "jobs", "time_limit", "logs", "figures", "shared_memory",
     ])]
     leave_free: Option<Bytes>,
     /// With `--leave-free`: the interval between two measurements of device memory [default: 50ms].

@@ -51,8 +51,8 @@ pub(super) struct MatrixOptions {
             "addresses", "alloc_conf", "baseline", "command", "context_overhead", "cuda",
             "cudnn_workspace", "device", "devices", "events", "every_fault", "fail", "figures",
             "fresh", "gpu", "junit", "largest", "latency", "least_memory", "leave_free", "memory",
-            "nccl_memory", "python", "quiet", "record", "require_gpu", "snapshot", "unmeasured",
-            "values",
+            "nccl_memory", "python", "quiet", "record", "require_gpu", "shared_memory", "snapshot",
+            "unmeasured", "values",
         ],
     )]
     matrix: Option<PathBuf>,

@@ -137,6 +137,8 @@ The memory is what CUDA reports on Linux (`torch.cuda.mem_get_info()`). It is le
 The last column is the source of the memory; *derived* figures are not measured. The table lacks
 GPUs without a published figure, such as B300 and the MIG instances of a B200.
 
+GB10 and Jetson GPUs [share the host's memory](pytorch.md#gpus-that-share-the-hosts-memory).
+
 [Functions from all parts of PyTorch](../../../harness/cli/tests/programs/functions.py) run on each
 GPU with PyTorch 2.6, 2.9, 2.11 and 2.15, except for what PyTorch itself refuses: flash attention
 before capability 8.0, and with 2.6 after 9.0; FP8 matrix products before 8.9; and, from 2.11 on,

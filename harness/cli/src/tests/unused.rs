@@ -30,7 +30,7 @@ const OF_MATRIX: [&[&str]; 8] = [
     &["--time-limit", "1s"],
 ];
 /// All other options of `harness exec`.
-const OF_NEITHER: [&[&str]; 34] = [
+const OF_NEITHER: [&[&str]; 35] = [
     &["--addresses", "linux"],
     &["--alloc-conf", "a:1"],
     &["--allow-ooms"],
@@ -59,6 +59,7 @@ const OF_NEITHER: [&[&str]; 34] = [
     &["--python", "python3"],
     &["--require-gpu"],
     &["--sarif", "lines.sarif"],
+    &["--shared-memory", "pinned"],
     &["--snapshot", "snapshot.pickle"],
     &["--try", "half: --half"],
     &["--unmeasured", "rest.tsv"],

@@ -9,9 +9,6 @@ use serde::de::DeserializeOwned;
 /// The variable that makes the hook offer copies of a process, with the process ID of harness, a
 /// module to import early, and the path of a socket.
 pub(crate) const COPIES: &str = "HARNESS_GPU_COPIES";
-/// The beginning of the names of files that the hook writes for each process: the parent process
-/// and the imported frameworks.
-pub(crate) const HOOKED: &str = "python-";
 
 pub(crate) fn hook_folder(run: &Path) -> PathBuf {
     run.join(HOOK)

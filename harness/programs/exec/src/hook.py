@@ -54,6 +54,8 @@ _STACK_SIGNAL = 13
 _IS_OF_RANK = "HARNESS_GPU_OF_RANK"
 # Whether the simulated GPU knows the values of small copies.
 _IS_COPIES = _ATTEMPTS == _RUN and '"values":"copies"' in os.environ.get("HARNESS_GPU", "")
+# Whether the GPU shares the host's memory.
+_SHARES_MEMORY = '"shared_memory":"none"' not in os.environ.get("HARNESS_GPU", '"shared_memory":"none"')
 # Whether the CPU computes operations.
 _IS_CPU = '"values":"cpu"' in os.environ.get("HARNESS_GPU", "")
 # Later places of reads of values are not noted.
@@ -494,6 +496,9 @@ def _at_exit():
             _mark(*others)
         return
     _write_statistics(torch)
+    if _SHARES_MEMORY:
+        # Notes how much of it is in use.
+        _memory_of_machine()
     if os.environ.get("HARNESS_GPU_SNAPSHOT"):
         try:
             _write_snapshot(torch)
@@ -505,6 +510,31 @@ def _at_exit():
 
         # Otherwise the interpreter searches all modules for garbage at its end, which takes longer than most runs.
         gc.freeze()
+
+
+def _memory_of_machine():
+    """The free and the total memory of a machine whose GPU shares it with the host."""
+    import ctypes
+
+    free, total = ctypes.c_uint64(), ctypes.c_uint64()
+    ctypes.CDLL(_core()).harness_memory_of_machine(ctypes.byref(free), ctypes.byref(total))
+    return free.value, total.value
+
+
+def _with_memory_of_machine(psutil):
+    """Makes psutil report the memory of the machine. On such machines, programs ask it in place of CUDA, which does not count cached files as free."""
+    import functools
+
+    measure = psutil.virtual_memory
+
+    @functools.wraps(measure)
+    def virtual_memory():
+        measured, (free, total) = measure(), _memory_of_machine()
+        used = total - free
+        known = {"total": total, "available": free, "free": free, "used": used, "percent": round(100 * used / total, 1)}
+        return measured._replace(**{name: known.get(name, 0) for name in measured._fields})
+
+    psutil.virtual_memory = virtual_memory
 
 
 def _without_space(write):
@@ -1243,9 +1273,13 @@ if _RUN and not hasattr(sys, "_harness_hook"):
             change(sys.modules[name])
         else:
             sys.meta_path.insert(0, _ModuleFinder(name, change))
-    if '"devices":1,' not in os.environ.get("HARNESS_GPU", '"devices":1,'):
+    has_devices = '"devices":1,' not in os.environ.get("HARNESS_GPU", '"devices":1,')
+    if has_devices or _SHARES_MEMORY:
         _write_stacks_on_signal()
         os.register_at_fork(after_in_child=_write_stacks_on_signal)
+    if _SHARES_MEMORY:
+        sys.meta_path.insert(0, _ModuleFinder("psutil", _with_memory_of_machine))
+    if has_devices:
         _note_rank_of_launcher()
         sys.meta_path.insert(0, _ModuleFinder("torch.distributed.distributed_c10d", _change_ranks))
     if _IS_COPIES or os.environ.get("HARNESS_GPU_COPIES"):

@@ -7,8 +7,8 @@
 //! 3. [`launch`] starts the program through [`process`] on a [`machine`]: simulated GPUs, or a real
 //!    GPU with a limit. [`hang`] finds ranks that wait forever.
 //! 4. [`record`] collects the files that its processes wrote, with what torch reported
-//!    ([`torch_record`]) and its [`errors`]; [`summary`] prints them, and [`timeline`] orders the
-//!    memory events of a process.
+//!    ([`torch_record`]), its [`errors`] and the [`machine_memory`]; [`summary`] prints them, and
+//!    [`timeline`] orders the memory events of a process.
 //!
 //! [`trials`] runs a program many times: with injected failures, with less memory, or under other
 //! settings. [`library_host`] runs a user's allocator library in a process. [`forked`] copies this
@@ -29,6 +29,7 @@ pub mod large_pages;
 pub mod launch;
 pub mod library_host;
 pub mod machine;
+pub mod machine_memory;
 pub mod matrix;
 mod outlived;
 mod own_libraries;

@@ -7,10 +7,11 @@ use std::{fs, io};
 
 use harness_gpu_settings::counters::ENDING;
 use harness_gpu_settings::settings::RUN;
+use harness_gpu_settings::shared_memory::HOOKED;
 use libc::pid_t;
 use procfs::process::Process;
 
-use crate::files::{COPIES, HOOKED};
+use crate::files::COPIES;
 use crate::{process::processes, torch};
 
 /// The file in the folder of a run with a process per line.

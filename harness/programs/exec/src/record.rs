@@ -8,10 +8,13 @@ use std::{fmt, fs, io};
 use harness_allocator::units::Bytes;
 use harness_gpu_settings::collectives::SIZES;
 use harness_gpu_settings::counters::{DeviceCounters, ProcessCounters};
-use harness_gpu_settings::{calls::Call, latency::Latency, ledger::Ledger, torch_statistics};
+use harness_gpu_settings::{
+    calls::Call, latency::Latency, ledger::Ledger, shared_memory::HOOKED, torch_statistics,
+};
 use serde::{Deserialize, Serialize};
 
-use crate::files::{HOOKED, numbered, own_ledger, read_lines};
+use crate::files::{numbered, own_ledger, read_lines};
+use crate::machine_memory::MachineMemory;
 use crate::torch_record::{AdaptedEngine, Caller, PEAK_ALLOCATED, Statistics, TorchRecord};
 use crate::{errors::ErrorFrame, hang::Hang, machine::Machine, outlived, process::End, torch};
 
@@ -28,6 +31,9 @@ pub struct Record {
     /// Peak bytes held by all processes together, contexts included, by device. Empty if other
     /// programs shared the devices.
     pub peak_held: Vec<u64>,
+    /// How much of the machine's memory the processes used, if the GPU shares it with the host.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub machine_memory: Option<MachineMemory>,
     /// What a second run found. `None` if peaks do not depend on the timing of the GPU, or if
     /// there was no second run.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -466,6 +472,7 @@ impl Record {
             gpu,
             settings: machine.to_string(),
             peak_held,
+            machine_memory: MachineMemory::read(run, machine.memory())?,
             host_ahead: None,
             hang: Hang::read(run)?,
             different_sizes: first_text(run, SIZES)?,

@@ -3,7 +3,9 @@ use std::fmt::Write as _;
 use harness_allocator::units::{Bytes, Nanos};
 use harness_base::words::count;
 use harness_gpu_settings::context_overhead::ContextOverhead;
-use harness_gpu_settings::settings::{Cuda, CudnnWorkspace, Events, Settings, Values};
+use harness_gpu_settings::settings::{
+    Cuda, CudnnWorkspace, Events, Settings, SharedMemory, Values,
+};
 use harness_gpu_settings::{latency::Latency, limits::Limits};
 
 use crate::record::{DeviceRecord, FailedCalls, HostAhead, Process, Record, StartedProgram};
@@ -47,6 +49,9 @@ fn simulated(record: &Record, settings: &Settings) -> String {
                 settings.memory
             );
         }
+    }
+    if let Some(memory) = &record.machine_memory {
+        text += &memory.to_string();
     }
     text += &hang(record);
     text += &outlived(record);
@@ -511,13 +516,17 @@ fn machine(settings: &Settings) -> String {
     } else {
         overhead
     };
+    let shared = match settings.shared_memory {
+        SharedMemory::None => "",
+        SharedMemory::Pinned | SharedMemory::Resident => " shared with the host",
+    };
     let nccl = nccl_memory
         .as_ref()
         .map_or_else(String::new, |table| format!(", NCCL's memory from {table}"));
     let (major, minor) = gpu.capability;
     format!(
         "simulated GPU: {count}{} ({}, compute capability {major}.{minor}), \
-         {memory}{overhead}{nccl}\n",
+         {memory}{shared}{overhead}{nccl}\n",
         gpu.device, gpu.name
     )
 }

@@ -93,6 +93,7 @@ fn run() -> (Record, Machine, Vec<ProgramTimeline>) {
         different_sizes: None,
         outlived: Vec::new(),
         host_ahead: None,
+        machine_memory: None,
         without_variables: Vec::new(),
         effect: None,
         is_watched: true,

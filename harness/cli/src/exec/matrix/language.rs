@@ -33,7 +33,7 @@ const INCLUDE: &str = "include";
 pub(super) const PYTHON: &str = "python";
 
 /// The options of `harness exec` that may differ between rows, as names of axes.
-const OPTIONS: [&str; 11] = [
+const OPTIONS: [&str; 12] = [
     "addresses",
     "alloc_conf",
     "context_overhead",
@@ -44,6 +44,7 @@ const OPTIONS: [&str; 11] = [
     "gpu",
     "memory",
     "nccl_memory",
+    "shared_memory",
     "values",
 ];
 

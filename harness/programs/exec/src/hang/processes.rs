@@ -321,7 +321,7 @@ fn exit_status(file: &OwnedFd) -> Option<i32> {
 /// The stack in a text of Python's faulthandler, innermost frame first: of the thread that wrote
 /// it, or else of the main thread, which is last. Threads without frames of the program are left
 /// out.
-pub(super) fn stack(text: &str, run: &Path) -> Vec<ErrorFrame> {
+pub(crate) fn stack(text: &str, run: &Path) -> Vec<ErrorFrame> {
     let mut threads: Vec<(bool, Vec<ErrorFrame>)> = Vec::new();
     for line in text.lines() {
         if line.contains("(most recent call first)") {
@@ -351,7 +351,7 @@ pub(super) fn stack(text: &str, run: &Path) -> Vec<ErrorFrame> {
         .unwrap_or_default()
 }
 
-pub(super) fn of_program(mut stack: Vec<ErrorFrame>, run: &Path) -> Vec<ErrorFrame> {
+pub(crate) fn of_program(mut stack: Vec<ErrorFrame>, run: &Path) -> Vec<ErrorFrame> {
     stack.retain(|frame| is_of_program(frame, run));
     stack
 }

@@ -3,10 +3,12 @@
 
 use crate::errors::ErrorFrame;
 use harness_gpu_settings::gpus::Gpu;
+use harness_gpu_settings::shared_memory::{MemoryInUse, MemoryShare};
 use serde_json::json;
 
 use super::*;
 use crate::hang::{Hang, HangingRank, RankState};
+use crate::machine_memory::{MachineMemory, ShortMemory};
 use crate::record::{FailedCalls, SlowCalls};
 use crate::torch_record::{AdaptedEngine, TorchRecord};
 
@@ -75,6 +77,7 @@ fn record(processes: Vec<Process>) -> (Record, Settings) {
             different_sizes: None,
             outlived: Vec::new(),
             host_ahead: None,
+            machine_memory: None,
             without_variables: Vec::new(),
             effect: None,
             is_watched: true,
@@ -633,4 +636,38 @@ fn the_summary_names_what_the_cpu_did_not_compute() {
             && text.contains("the CPU computes the values, in at most 6 GiB of host memory"),
         "{text}"
     );
+}
+
+#[test]
+fn a_machine_without_enough_memory_has_the_line_and_the_share_of_each_process() {
+    let (mut record, mut settings) = record(vec![process(7, None)]);
+    settings.shared_memory = SharedMemory::Pinned;
+    let share = |pid, [gpu, pinned, pageable]: [u64; 3]| MemoryShare {
+        pid,
+        gpu: gpu << 30,
+        pinned: pinned << 30,
+        pageable: pageable << 30,
+    };
+    let frame = |line, name: &str| ErrorFrame {
+        file: "/home/me/serve.py".to_owned(),
+        line,
+        name: name.to_owned(),
+    };
+    let stack = vec![frame(31, "allocate"), frame(88, "profile_run")];
+    let most = MemoryInUse {
+        processes: vec![share(7, [6, 1, 1]), share(9, [0, 0, 2])],
+    };
+    let short = MemoryInUse {
+        processes: vec![share(7, [6, 1, 2])],
+    };
+    record.machine_memory = Some(MachineMemory {
+        memory: 8 << 30,
+        most,
+        short: Some(ShortMemory {
+            pid: 7,
+            stack,
+            in_use: short,
+        }),
+    });
+    insta::assert_snapshot!(simulated(&record, &settings));
 }

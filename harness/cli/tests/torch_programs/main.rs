@@ -386,6 +386,16 @@ fn main() -> ExitCode {
         peers,
     ));
     trials.push(of_python(
+        "shared_startup.py: starts that hung a DGX Spark lack memory in the reported phase",
+        &python,
+        starts_that_hung_a_machine,
+    ));
+    trials.push(of_python(
+        "psutil reports the memory of a machine whose GPU shares it",
+        &python,
+        psutil_reports_the_memory_of_the_machine,
+    ));
+    trials.push(of_python(
         "addresses.py: the peak is an interval if it depends on the addresses",
         &python,
         orders_of_addresses,
@@ -1963,6 +1973,108 @@ fn peers(python: &Path) -> Result<(), Failed> {
         Ok(())
     } else {
         Err(String::from_utf8([of_center, of_desk].concat())?.into())
+    }
+}
+
+/// Runs shared_startup.py for a report with options of `harness exec`. Returns its output and what
+/// the record has of the machine's memory.
+fn startup(
+    python: &Path,
+    report: &str,
+    options: &str,
+) -> Result<(Output, BTreeMap<String, Value>), Failed> {
+    let folder = tempfile::tempdir()?;
+    let record = folder.path().join("record.json");
+    let output = harness()
+        .arg("exec")
+        .args(options.split(' '))
+        .arg("--record")
+        .arg(&record)
+        .arg("--")
+        .arg(python)
+        .arg(self::folder().join("shared_startup.py"))
+        .arg(report)
+        .env_remove("PYTORCH_ALLOC_CONF")
+        .env_remove("PYTORCH_CUDA_ALLOC_CONF")
+        .output()?;
+    let record: Value = serde_json::from_slice(&std::fs::read(record)?)?;
+    let memory = record.get("machine_memory").cloned();
+    let memory = memory.map_or(Ok(BTreeMap::new()), serde_json::from_value)?;
+    Ok((output, memory))
+}
+
+/// The reports name the phase in which the host hung. Without a limit by the host's memory, each
+/// start succeeds.
+fn starts_that_hung_a_machine(python: &Path) -> Result<(), Failed> {
+    let small = "--gpu gb10-128 --memory 3830MiB";
+    for (report, options, phase) in [
+        ("46307", small, "profile_run"),
+        ("56824", small, "capture_graphs"),
+        ("55569", "--gpu gb10-128", "prefill"),
+    ] {
+        let (output, memory) = startup(python, report, options)?;
+        let text = String::from_utf8_lossy(&output.stderr);
+        let stack = memory.get("short").map(|short| short["stack"].clone());
+        let frames = stack.as_ref().and_then(Value::as_array);
+        let mut names = frames.into_iter().flatten().map(|frame| &frame["name"]);
+        let shown = ", called at shared_startup.py:";
+        if !output.status.success()
+            || !names.any(|name| name == phase)
+            || !text.contains("short of memory at shared_startup.py:")
+            || !text.contains(shown)
+        {
+            return Err(
+                format!("{report}: no lack of memory in {phase}: {stack:?}\n{text}").into(),
+            );
+        }
+    }
+    let (output, memory) = startup(python, "46307", "--gpu h100-80 --memory 3830MiB")?;
+    if !output.status.success() || !memory.is_empty() {
+        return Err(format!("a GPU with memory of its own: {memory:?}").into());
+    }
+    let expandable = "--gpu gb10-128 --alloc-conf expandable_segments:True";
+    let (output, memory) = startup(python, "55569", expandable)?;
+    if !output.status.success() || !memory.contains_key("most") || memory.contains_key("short") {
+        return Err(format!("the workaround of the report does not help: {memory:?}").into());
+    }
+    // If the host's memory counts, the request fails.
+    let resident = format!("{small} --shared-memory resident");
+    let (output, _) = startup(python, "56824", &resident)?;
+    let text = String::from_utf8_lossy(&output.stderr);
+    if output.status.code() == Some(1)
+        && text.contains("in capture_graphs")
+        && text.contains("OutOfMemoryError")
+    {
+        Ok(())
+    } else {
+        Err(format!("no request fails in capture_graphs:\n{text}").into())
+    }
+}
+
+fn psutil_reports_the_memory_of_the_machine(python: &Path) -> Result<(), Failed> {
+    // The test needs no psutil: the hook changes any module of this name.
+    let folder = tempfile::tempdir()?;
+    let module = "import collections\nmemory = collections.namedtuple('svmem', 'total available \
+         percent used free cached')\ndef virtual_memory():\n    return memory(1, 1, 1, 1, 1, 1)\n";
+    std::fs::write(folder.path().join("psutil.py"), module)?;
+    let program = "import psutil, torch; kept = torch.empty(1 << 30, device='cuda', \
+         dtype=torch.uint8); print(*psutil.virtual_memory())";
+    let printed = |gpu: &str| {
+        let mut command = harness();
+        command
+            .args(["exec", "--gpu", gpu, "--memory", "4GiB", "--"])
+            .arg(python)
+            .args(["-c", program])
+            .env("PYTHONPATH", folder.path());
+        command.output()
+    };
+    let (shared, own) = (printed("gb10-128")?, printed("h100-80")?);
+    let free = 3_u64 << 30;
+    let expected = format!("{} {free} 25.0 {} {free} 0\n", 4_u64 << 30, 1 << 30);
+    if shared.stdout == expected.as_bytes() && own.stdout == b"1 1 1 1 1 1\n" {
+        Ok(())
+    } else {
+        Err(format!("{shared:?}\n{own:?}").into())
     }
 }
 

@@ -59,6 +59,7 @@ unsafe extern "C" fn harness_memory_of_machine(free: *mut u64, total: *mut u64) 
     }
     let mut state = machine.state();
     state.look_at_machine(machine);
+    state.shared.write();
     let number = machine.visible.first().copied().unwrap_or(0);
     let held = state
         .holdings(number)

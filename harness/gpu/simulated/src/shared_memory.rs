@@ -14,8 +14,9 @@ use harness_gpu_settings::text::to_variable;
 
 use crate::stack::write_stacks;
 
-/// The least growth of the memory in use that is written.
-const STEP: Bytes = Bytes::mib(1);
+/// The least growth of the memory in use that is written at once, as a part of the machine's
+/// memory.
+const STEP: u64 = 1024;
 
 /// What this process knows of the machine's memory.
 #[derive(Debug)]
@@ -24,6 +25,8 @@ pub(crate) struct Shared {
     /// `None` if the memory of processes is not read.
     run: Option<PathBuf>,
     notes: MemoryNotes,
+    /// The most memory in use that the file has.
+    written: Bytes,
     /// The resident memory of the run's processes that counts.
     counted: Bytes,
 }
@@ -37,6 +40,7 @@ impl Shared {
             mode: settings.shared_memory,
             run: run.filter(|_| is_read).map(Path::to_owned),
             notes: MemoryNotes::default(),
+            written: Bytes::ZERO,
             counted: Bytes::ZERO,
         }
     }
@@ -54,6 +58,7 @@ impl Shared {
     /// Starts the notes of a forked child.
     pub(crate) fn start_child(&mut self) {
         self.notes = MemoryNotes::default();
+        self.written = Bytes::ZERO;
     }
 
     /// Whether the memory of processes is read.
@@ -101,19 +106,30 @@ impl Shared {
 
     /// Notes the memory in use if it is the most so far, or the first that the machine lacks.
     fn note(&mut self, in_use: MemoryInUse, memory: Bytes) {
-        let Some(run) = &self.run else {
-            return;
-        };
-        let is_first_short = in_use.total() > memory && self.notes.short.is_none();
+        let total = in_use.total();
+        let is_first_short = total > memory && self.notes.short.is_none();
         if is_first_short {
             self.notes.short = Some((monotonic(), in_use.clone()));
-            write_stacks(run, &run.join(format!("{STACK}{}", std::process::id())));
+            self.run.iter().for_each(|run| {
+                write_stacks(run, &run.join(format!("{STACK}{}", std::process::id())));
+            });
         }
-        if is_first_short || in_use.total() >= self.notes.most.total() + STEP {
+        if total > self.notes.most.total() {
             self.notes.most = in_use;
+        }
+        if is_first_short || total > self.written + Bytes(memory.0 / STEP) {
+            self.write();
+        }
+    }
+
+    /// Writes the notes, unless the file has them.
+    pub(crate) fn write(&mut self) {
+        let total = self.notes.most.total();
+        if let Some(run) = self.run.as_ref().filter(|_| total > self.written) {
             let file = run.join(format!("{NOTES}{}", std::process::id()));
             // On a full disk, the notes of the other processes remain.
             let _ = publish(&file, &to_variable(&self.notes));
+            self.written = total;
         }
     }
 }

@@ -92,6 +92,7 @@ fn main() -> ExitCode {
         a_file_size_limit_of_harness_is_an_error_with_a_reason
         a_small_stack_is_an_error_with_the_command_that_enlarges_it
         every_allocation_fails_once_and_the_expectation_decides_the_exit_code
+        memory_that_a_random_program_keeps_by_chance_does_not_count
         an_end_is_clean_if_an_out_of_memory_error_and_nothing_else_ended_the_program
         the_end_of_a_worker_decides_whether_the_end_is_clean
         runs_begin_as_copies_that_behave_like_new_starts
@@ -2593,6 +2594,46 @@ fn every_allocation_fails_once_and_the_expectation_decides_the_exit_code(world: 
         "{document:#}"
     );
     assert!(json.err.contains("done"), "{}", json.err);
+}
+
+/// Keeps 20 MiB more in the runs whose numbers are the argument.
+const KEEPS: &str = "import os, sys, torch\nopen('runs', 'a').write('x')\n\
+     keeps = str(os.path.getsize('runs')) in sys.argv[1:]\n\
+     torch.cuda.memory_stats = lambda device: {} if device else {'num_ooms': torch.cuda._ooms, \
+     'allocated_bytes.all.current': (64 + 20 * keeps) << 20}\n\
+     for size in [4, 6]:\n    try:\n        torch.cuda.malloc(size << 20)\n    except \
+     torch.OutOfMemoryError:\n        pass\n";
+
+fn memory_that_a_random_program_keeps_by_chance_does_not_count(world: World) {
+    world.write("train.py", KEEPS);
+    // Two runs without failures, two with a failure, three without failures, three with the same.
+    for (keeps, code, expected) in [
+        ("3 8 9 10", 1, "it continues, but up to 20 MiB more stay"),
+        (
+            "3 8 9",
+            0,
+            "after the same failure of attempt 1, it leaves 64 MiB",
+        ),
+        (
+            "3 6",
+            0,
+            "in another run without failures, it leaves 84 MiB",
+        ),
+    ] {
+        let _ = fs::remove_file(world.path("runs"));
+        let command: Vec<&str> = ["python3", "train.py"]
+            .into_iter()
+            .chain(keeps.split(' '))
+            .collect();
+        let options = "--every-fault=sample:1 --expect recovers --jobs 1".split(' ');
+        let ran = world.run(&options.collect::<Vec<_>>(), &command);
+        assert!(
+            ran.code == Some(code) && ran.out.contains(expected),
+            "{keeps}: {} {}",
+            ran.out,
+            ran.err
+        );
+    }
 }
 
 /// How a program can react to an OutOfMemoryError, the outcome, and whether that is a clean end.

@@ -8,7 +8,9 @@ use harness_allocator::units::Bytes;
 use harness_exec::doubts::Doubt;
 use harness_exec::matrix::MatrixReport;
 use harness_exec::torch_record::Caller;
-use harness_exec::trials::faults::{FaultCase, FaultReport, RecoveryExpectation, TrialOutcome};
+use harness_exec::trials::faults::{
+    FaultCase, FaultReport, RecoveryExpectation, Second, TrialOutcome,
+};
 use harness_exec::trials::largest::LargestReport;
 use harness_exec::trials::least::LeastReport;
 use harness_exec::trials::settings::{Basis, OtherOrder, SettingsReport, SettingsRow};
@@ -72,10 +74,8 @@ enum Columns {
 fn parts(trials: Trials<'_>, columns: Columns) -> Parts {
     match trials {
         Trials::Faults(report, expectation) => {
-            let is_bad = report
-                .cases
-                .iter()
-                .any(|case| !case.meets(expectation.unwrap_or(RecoveryExpectation::Recovers)));
+            let expected = expectation.unwrap_or(RecoveryExpectation::Recovers);
+            let is_bad = injected(report).any(|case| !case.meets(expected));
             (
                 sentence_of_faults(report),
                 is_bad,
@@ -109,12 +109,15 @@ fn times(count: usize) -> String {
     }
 }
 
+/// The cases whose attempt failed. The others show nothing.
+fn injected(report: &FaultReport) -> impl Iterator<Item = &FaultCase> {
+    report.cases.iter().filter(|case| case.was_injected())
+}
+
 fn sentence_of_faults(report: &FaultReport) -> String {
-    let all = report.cases.len();
-    let well = |case: &&FaultCase| is_well(&case.outcome);
-    let recovered = report
-        .cases
-        .iter()
+    let all = injected(report).count();
+    let well = |case: &&FaultCase| case.continues();
+    let recovered = injected(report)
         .filter(well)
         .filter(|case| !case.holds_memory)
         .count();
@@ -154,11 +157,7 @@ fn sentence_of_faults(report: &FaultReport) -> String {
         .iter()
         .filter(|case| has_hanging_ranks(case))
         .count();
-    for case in report
-        .cases
-        .iter()
-        .filter(|case| !well(case) && !has_hanging_ranks(case))
-    {
+    for case in injected(report).filter(|case| !well(case) && !has_hanging_ranks(case)) {
         // The failure and its location complete outcomes that do not name them.
         let place = case
             .stack
@@ -182,13 +181,6 @@ fn sentence_of_faults(report: &FaultReport) -> String {
 
 const fn has_hanging_ranks(case: &FaultCase) -> bool {
     matches!(&case.outcome, TrialOutcome::Hang { ranks } if !ranks.is_empty())
-}
-
-const fn is_well(outcome: &TrialOutcome) -> bool {
-    matches!(
-        outcome,
-        TrialOutcome::Recovered | TrialOutcome::ServedByRetry
-    )
 }
 
 /// The error of the library, without an article.
@@ -269,7 +261,7 @@ fn grid_of_faults(report: &FaultReport, columns: Columns) -> Grid {
         };
         let kept = case
             .more_at_end
-            .filter(|_| case.holds_memory && is_well(&case.outcome));
+            .filter(|_| case.holds_memory && case.continues());
         let kept = kept.map_or_else(String::new, |more| {
             format!(", keeps {}", Bytes(more.unsigned_abs()))
         });
@@ -346,11 +338,16 @@ fn notes_on_faults(
         format!(", left {} allocated at its end", Bytes(bytes))
     });
     let differences = match columns {
-        Columns::All if report.second.is_some() => {
-            " `allocated at the end` and `peak reserved` are differences to the nearer one of the \
-             two runs without failures."
-        }
-        Columns::All => " `allocated at the end` and `peak reserved` are differences to that run.",
+        Columns::All => match &report.second {
+            Some(second) if second.is_comparable && second.has_copies => {
+                " `allocated at the end` and `peak reserved` are differences to the second run."
+            }
+            Some(second) if second.is_comparable => {
+                " `allocated at the end` and `peak reserved` are differences to the nearer one of \
+                 the two runs without failures."
+            }
+            _ => " `allocated at the end` and `peak reserved` are differences to that run.",
+        },
         Columns::Few => "",
     };
     let random = note_on_second_run(report);
@@ -376,6 +373,8 @@ fn notes_on_faults(
         Some(figures),
         random,
         note_on_less_work(report),
+        note_on_chance(report),
+        note_on_not_reached(report),
         note_on_same_request(report),
         note_on_single_failures(report),
         several,
@@ -428,19 +427,25 @@ fn extent(caller: &Caller) -> String {
     }
 }
 
+/// The cases that continue with less work than each run without failures, and its amount.
+fn with_less_work(report: &FaultReport) -> (Vec<&FaultCase>, u64) {
+    let first = report.first.submitted;
+    let second = report.second.as_ref().filter(|second| second.is_comparable);
+    let usual = second.map_or(first, |second| match second.figures.submitted {
+        submitted if second.has_copies => submitted,
+        submitted => submitted.min(first),
+    });
+    let has_less = |case: &&FaultCase| case.continues() && case.submitted < usual;
+    (report.cases.iter().filter(has_less).collect(), usual)
+}
+
 /// Names failures after which the program continues with less work than without them.
 fn note_on_less_work(report: &FaultReport) -> Option<String> {
-    let second = report
-        .second
-        .as_ref()
-        .map_or(u64::MAX, |second| second.figures.submitted);
-    let usual = report.first.submitted.min(second);
-    let less: Vec<&FaultCase> = report
-        .cases
-        .iter()
-        .filter(|case| is_well(&case.outcome) && case.submitted < usual)
-        .collect();
+    let (less, usual) = with_less_work(report);
     let least = less.iter().map(|case| case.submitted).min()?;
+    if report.chance.is_some() {
+        return None;
+    }
     Some(format!(
         "The program continues with less work after failures of these attempts, so results may be \
          missing: {} (at least {:.0} % of the usual work).",
@@ -450,6 +455,41 @@ fn note_on_less_work(report: &FaultReport) -> Option<String> {
             .join(", "),
         least as f64 * 100.0 / usual as f64
     ))
+}
+
+/// What chance explains, and why.
+fn note_on_chance(report: &FaultReport) -> Option<String> {
+    let chance = report.chance.as_ref()?;
+    let continuing = injected(report).filter(|case| case.continues());
+    let most = continuing.filter_map(|case| case.more_at_end).max();
+    let more = most.filter(|most| *most > 0).map(|most| {
+        format!(
+            "with up to {} more allocated at their end",
+            Bytes(most.unsigned_abs())
+        )
+    });
+    let less = !with_less_work(report).0.is_empty();
+    let what: Vec<String> = more
+        .into_iter()
+        .chain(less.then(|| "with less work".to_owned()))
+        .collect();
+    Some(format!(
+        "Some runs continue {}. That may be chance, so it does not count: {chance}.",
+        what.join(" or ")
+    ))
+}
+
+/// Names the failures that the program did not reach.
+fn note_on_not_reached(report: &FaultReport) -> Option<String> {
+    let missed = report.cases.iter().filter(|case| !case.was_injected());
+    let missed: Vec<String> = missed.map(numbered).collect();
+    (!missed.is_empty()).then(|| {
+        format!(
+            "Nothing failed in the runs for these attempts, because the program did not make \
+             them again: {}.",
+            missed.join(", ")
+        )
+    })
 }
 
 /// Names failures after which the program repeats the same request. A real GPU that stays full
@@ -469,9 +509,7 @@ fn note_on_same_request(report: &FaultReport) -> Option<String> {
 }
 
 fn note_on_expectation(report: &FaultReport, expectation: RecoveryExpectation) -> String {
-    let missed: Vec<String> = report
-        .cases
-        .iter()
+    let missed: Vec<String> = injected(report)
         .filter(|case| !case.meets(expectation))
         .map(numbered)
         .collect();
@@ -481,7 +519,7 @@ fn note_on_expectation(report: &FaultReport, expectation: RecoveryExpectation) -
     };
     match missed.len() {
         0 => format!("Expectation met: it {what}."),
-        all if all == report.cases.len() => {
+        all if all == injected(report).count() => {
             format!("Expectation not met: it {what} after none of the failures.")
         }
         _ => format!(
@@ -494,25 +532,22 @@ fn note_on_expectation(report: &FaultReport, expectation: RecoveryExpectation) -
 /// Names the differences between two runs without failures. `None` if they are equal.
 fn note_on_second_run(report: &FaultReport) -> Option<String> {
     let second = report.second.as_ref()?;
-    let at_end = report.first.allocated_at_end;
-    let at_end = at_end.zip(second.figures.allocated_at_end);
-    let apart = Bytes(at_end.map_or(0, |(first, second)| first.abs_diff(second)));
-    let apart = if apart == Bytes::ZERO {
-        String::new()
-    } else {
-        format!(
-            " The two left {apart} more or less allocated at their ends, so up to that much above \
-             both counts as recovered."
-        )
+    let measure = match second {
+        Second {
+            is_comparable: false,
+            ..
+        } => "That run is no measure, so each run is compared with the first one.",
+        Second {
+            has_copies: true, ..
+        } => {
+            "Only attempts that both make are failed. Further runs are copies of the second run, \
+             with the same random numbers, so each is compared with that one."
+        }
+        Second { .. } => "Only attempts that both make are failed.",
     };
     Some(format!(
-        "The program is not deterministic: in a second run without failures, {}.{}",
-        second.difference,
-        if second.is_comparable {
-            format!("{apart} Only attempts that both make are failed.")
-        } else {
-            " That run is no measure, so each run is compared with the first one.".to_owned()
-        }
+        "The program is not deterministic: in a second run without failures, {}. {measure}",
+        second.difference
     ))
 }
 
@@ -564,11 +599,24 @@ fn of_least(report: &LeastReport) -> Parts {
         is_unsure.then_some(unsure),
     ];
     let notes = notes.into_iter().flatten().map(str::to_owned);
+    let differs = report
+        .orders
+        .iter()
+        .find_map(|order| order.difference.as_ref());
+    let differs = differs.map(|difference| {
+        format!(
+            "A run with enough memory {difference}: the program is not deterministic, or adapts to \
+             the memory. So another run may need more or less."
+        )
+    });
     (
         sentence,
         false,
         grid,
-        notes.chain(notes_on_doubts(&report.all_doubts())).collect(),
+        notes
+            .chain(differs)
+            .chain(notes_on_doubts(&report.all_doubts()))
+            .collect(),
     )
 }
 

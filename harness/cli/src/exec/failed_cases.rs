@@ -126,7 +126,7 @@ impl FailedCases {
         if self.all.is_subset(&made) {
             cases.clear();
         }
-        for case in &report.cases {
+        for case in report.cases.iter().filter(|case| case.was_injected()) {
             let tested = FailedCase {
                 name: case.name(),
                 program: self.program,

@@ -51,6 +51,7 @@ fn report(cases: Vec<FaultCase>) -> FaultReport {
         first,
         caller: Caller::Torch,
         second: None,
+        chance: None,
         chosen: "all 64".to_owned(),
         cases,
         left_out: 0,
@@ -110,40 +111,58 @@ fn a_page_of_markdown_says_the_same() {
 }
 
 #[test]
-fn a_program_that_is_not_deterministic_is_compared_with_two_runs() {
-    let first = mixed().first;
-    let second = |allocated_at_end, difference: &str| {
-        Some(Second {
-            figures: First {
-                allocated_at_end,
-                ..first
-            },
-            difference: difference.to_owned(),
-            is_comparable: true,
-        })
+fn the_difference_of_a_second_run_is_shown_with_what_is_compared() {
+    let page = |is_comparable, has_copies, chance: Option<&str>| {
+        let second = Second {
+            figures: mixed().first,
+            difference: "it makes 7 attempts instead of 5".to_owned(),
+            is_comparable,
+            has_copies,
+        };
+        let report = FaultReport {
+            second: Some(second),
+            chance: chance.map(str::to_owned),
+            ..mixed()
+        };
+        markdown(Trials::Faults(&report, None))
     };
-    let note = |second| {
-        let report = FaultReport { second, ..mixed() };
-        let page = markdown(Trials::Faults(&report, None));
-        page.lines()
-            .find(|line| line.contains("not deterministic"))
-            .map(str::to_owned)
-    };
-    assert_eq!(note(None), None);
-    let note_of_memory = note(second(
-        Some(54 * MIB),
-        "it leaves 54 MiB allocated at its end instead of 40 MiB",
-    ))
-    .unwrap();
+    let both = page(true, false, Some("the program is not deterministic"));
     assert!(
-        note_of_memory.contains("54 MiB allocated")
-            && note_of_memory.contains("left 14 MiB more or less"),
-        "{note_of_memory}"
+        both.contains("in a second run without failures, it makes 7 attempts instead of 5. Only")
+            && both.contains("nearer one of the two")
+            && both.contains(
+                "Some runs continue with up to 24 MiB more allocated at their end or with less \
+                 work. That may be chance, so it does not count: the program is not deterministic."
+            )
+            && !both.contains("results may be missing"),
+        "{both}"
+    );
+    let copies = page(true, true, None);
+    assert!(
+        copies.contains("each is compared with that one")
+            && copies.contains("are differences to the second run")
+            && copies.contains("results may be missing"),
+        "{copies}"
+    );
+    assert!(page(false, false, None).contains("each run is compared with the first one"));
+}
+
+#[test]
+fn runs_without_their_failure_do_not_count_against_the_program() {
+    let report = report(vec![
+        case(1, TrialOutcome::Recovered, 50),
+        case(7, TrialOutcome::NotReached, 51),
+    ]);
+    let text = text(
+        Trials::Faults(&report, Some(RecoveryExpectation::Recovers)),
+        Style::Plain,
+        None,
     );
     assert!(
-        !note(second(Some(40 * MIB), "it makes 7 attempts instead of 5"))
-            .unwrap()
-            .contains("more or less")
+        text.starts_with("The program recovers from the injected failure.\n")
+            && text.contains("Expectation met: it recovers.")
+            && text.contains("did not make them again: 7."),
+        "{text}"
     );
 }
 
@@ -217,6 +236,7 @@ fn the_least_memory_is_shown_by_the_order_of_addresses() {
             too_little: (enough - 2) * MIB,
             is_monotonic,
             runs: 4,
+            difference: None,
             doubts: Vec::new(),
         }
     };
@@ -255,6 +275,7 @@ fn the_doubts_about_all_runs_are_one_line() {
             too_little: 2 * MIB,
             is_monotonic: true,
             runs: 2,
+            difference: None,
             doubts: timing(least),
         }],
         ..rows()[1].clone()
@@ -401,6 +422,7 @@ fn how_far_the_orders_of_addresses_differ_is_said_of_each_setting() {
             too_little: 690 * MIB,
             is_monotonic: true,
             runs: 4,
+            difference: None,
             doubts: Vec::new(),
         })
         .to_vec();

@@ -35,6 +35,7 @@ pub(crate) fn ended_well(sizes: &[u64]) -> Observed {
     let peak = Bytes::mib(sizes.iter().sum());
     Observed {
         ending: TrialEnd::By(End::Code(0)),
+        is_copy: false,
         processes: 1,
         caller: Caller::Torch,
         peak_reserved: peak,

@@ -87,14 +87,14 @@ impl Copies {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Starts a run, whose output goes to files in its folder. `give_up` receives the age of the
-    /// run.
+    /// Starts a run, whose output goes to files in its folder. Also returns whether it is a copy,
+    /// or copies of it can be made. `give_up` receives the age of the run.
     pub(crate) fn start(
         &self,
         trial: &Trial,
         prepared: &mut Prepared,
         give_up: impl Fn(Duration) -> bool,
-    ) -> io::Result<Started> {
+    ) -> io::Result<(Started, bool)> {
         // PyTorch chooses the backend while it is imported.
         let is_special = trial
             .alloc_conf
@@ -105,7 +105,7 @@ impl Copies {
             && !is_special
         {
             match template.copy(prepared) {
-                Ok(started) => return Ok(started),
+                Ok(started) => return Ok((started, true)),
                 Err(error) => {
                     *state = State::Refused(Some(format!("can no longer be copied ({error})")))
                 }
@@ -115,7 +115,7 @@ impl Copies {
             State::Wanted(early) if !is_special => early.clone(),
             _ => {
                 drop(state);
-                return Started::start(&mut prepared.command);
+                return Ok((Started::start(&mut prepared.command)?, false));
             }
         };
         let folder = prepared.folder().to_owned();
@@ -136,7 +136,8 @@ impl Copies {
                     "cannot be copied ({error}: a shorter TMPDIR may help)"
                 )))
             });
-        Ok(started)
+        let is_offered = matches!(*state, State::Offered(_));
+        Ok((started, is_offered))
     }
 
     /// Keeps the folder of a run if the template comes from it.

@@ -1,16 +1,18 @@
 //! [`every_fault`] runs a program once per allocation, and fails that allocation. A second run
-//! without failures shows first whether the program is deterministic.
+//! without failures shows first whether the program is deterministic. Before more memory or less
+//! work counts against a recovery, [`chance`] repeats the runs.
 //!
 //! After one failed attempt PyTorch releases its cache and retries. So an OutOfMemoryError takes
 //! two failures in a row: attempts n and n + 1. Other libraries request less, or try again more
 //! often, so attempts fail until the library raises its error. A program that calls CUDA itself
 //! gets each failure.
 
+mod chance;
+
 use std::collections::{BTreeMap, BTreeSet};
 
 use harness_allocator::units::Bytes;
 use harness_base::shard::Shard;
-use harness_base::words::count;
 use harness_gpu_settings::attempts::{self, Attempt};
 use harness_gpu_settings::{calls::Call, settings::Fault};
 use serde::{Deserialize, Serialize};
@@ -55,10 +57,13 @@ pub struct FaultReport {
     /// What raises the out of memory errors.
     #[serde(default)]
     pub caller: Caller,
-    /// The second run without failures, and what differs, if it does: then memory is compared with
-    /// both runs.
+    /// The second run without failures, and what differs, if it does.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub second: Option<Second>,
+    /// What two runs do differently, if chance explains that a run continues with more memory or
+    /// less work. Then neither counts.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub chance: Option<String>,
     /// Describes the selected attempts.
     pub chosen: String,
     pub cases: Vec<FaultCase>,
@@ -76,6 +81,15 @@ impl FaultReport {
     pub fn all_doubts(&self) -> Vec<Doubt> {
         let of_cases = self.cases.iter().map(|case| &case.doubts);
         Doubt::of_all([&self.doubts].into_iter().chain(of_cases))
+    }
+
+    /// Sets what explains that runs continue with more memory. Then no case holds memory.
+    pub(super) fn explain_by(&mut self, chance: Option<String>) {
+        if chance.is_some() {
+            let cases = self.cases.iter_mut();
+            cases.for_each(|case| case.holds_memory = false);
+        }
+        self.chance = chance;
     }
 
     /// Returns whether the attempts of several ranks failed, each in turn.
@@ -106,10 +120,13 @@ pub struct Second {
     pub figures: First,
     /// What this run does differently, as in `it makes 7 attempts instead of 5`.
     pub difference: String,
-    /// `true` if it ended in the same way and made an attempt of the first run, so that both
-    /// together are the measure.
+    /// `true` if it ended in the same way and made an attempt of the first run. Then only attempts
+    /// of both fail, and memory is compared with both, or with this run if `has_copies`.
     #[serde(default)]
     pub is_comparable: bool,
+    /// `true` if the further runs are copies of this run: they have its random numbers.
+    #[serde(default)]
+    pub has_copies: bool,
 }
 
 /// A run in which an attempt and the next one failed, or a call of a library.
@@ -137,10 +154,10 @@ pub struct FaultCase {
     /// error replaces the OutOfMemoryError.
     pub is_clean_end: bool,
     /// Bytes allocated at the end, minus those of the first run, or of the nearer one of two runs
-    /// that differ. 0 between them.
+    /// that differ. 0 between them. If the further runs are copies, minus those of the second.
     pub more_at_end: Option<i64>,
-    /// `true` if that exceeds 1 % of the first run's bytes, 2 MiB, and the difference between two
-    /// runs without failures.
+    /// `true` if that exceeds 1 % of the bytes without failures, and 2 MiB, and chance does not
+    /// explain it.
     pub holds_memory: bool,
     /// Peak bytes held, minus those of the first run, or of the nearer one of two runs that differ.
     /// 0 between them.
@@ -181,16 +198,26 @@ pub enum TrialOutcome {
 }
 
 impl FaultCase {
+    /// `false` if the run did not make the attempt that should fail, so it shows nothing.
+    pub fn was_injected(&self) -> bool {
+        self.outcome != TrialOutcome::NotReached
+    }
+
+    /// Returns whether the program continued to its usual end.
+    pub const fn continues(&self) -> bool {
+        matches!(
+            self.outcome,
+            TrialOutcome::Recovered | TrialOutcome::ServedByRetry
+        )
+    }
+
     /// The name among all cases of a program.
     pub fn name(&self) -> String {
         name(self.rank, self.call.as_deref(), self.attempt)
     }
 
     pub fn meets(&self, expectation: RecoveryExpectation) -> bool {
-        let recovers = matches!(
-            self.outcome,
-            TrialOutcome::Recovered | TrialOutcome::ServedByRetry
-        ) && !self.holds_memory;
+        let recovers = self.continues() && !self.holds_memory;
         match expectation {
             // PyTorch raises an error of the library, which programs rarely catch.
             RecoveryExpectation::Recovers => recovers || (self.call.is_some() && self.is_clean_end),
@@ -236,48 +263,62 @@ pub fn every_fault<E: Send>(
         chosen.retain(|place| made.contains(&place.name()));
         alone.retain(|place| made.contains(&place.name()));
     }
-    let comparable = again.as_ref().filter(|_| is_comparable);
-    let clean = Clean {
-        first,
-        again: comparable.map(|(_, again)| again),
-    };
-    let has_end = program.trial.addresses.is_some();
-    let in_a_row = |place: &Place| place.in_a_row(&first.caller, has_end);
-    let trial = |place: &Place, count| Trial {
-        faults: vec![place.failing(count)],
-        faulty_device: place.rank,
-        ..program.trial.clone()
-    };
-    let trials: Vec<Trial> = chosen
-        .iter()
-        .map(|place| trial(place, in_a_row(place)))
-        .chain(alone.iter().map(|place| trial(place, 1)))
-        .collect();
+    let trials = trials(program, &chosen, &alone);
     let mut runs = program.run(&trials)?;
     let lone_runs = runs.split_off(chosen.len());
     let all_runs = runs.iter().chain(&lone_runs);
     let left_out = all_runs.filter(|run| run.is_none()).count();
-    let mut cases: Vec<FaultCase> = chosen
-        .iter()
-        .zip(runs)
-        .filter_map(|(place, run)| Some(clean.case(place, in_a_row(place), &run?)))
+    let has_copies = again.as_ref().is_some_and(|(_, again)| again.is_copy)
+        && runs.iter().flatten().all(|run| run.is_copy);
+    let clean = Clean {
+        first,
+        again: again
+            .as_ref()
+            .filter(|_| is_comparable)
+            .map(|(_, again)| again),
+        has_copies,
+    };
+    let made = chosen.iter().zip(&trials).zip(&runs);
+    let failed: Vec<Failed<'_>> = made
+        .filter_map(|((place, trial), run)| clean.failed(place, trial, run.as_ref()?))
         .collect();
+    let chance = chance::explanation(program, &clean, again.is_some(), &failed)?;
+    let mut cases: Vec<FaultCase> = failed.into_iter().map(|failed| failed.case).collect();
     add_alone(&mut cases, first, &alone, lone_runs);
     let second = again.map(|(difference, again)| Second {
         figures: First::new(&again),
         difference,
         is_comparable,
+        has_copies,
     });
-    Ok(FaultReport {
+    let mut report = FaultReport {
         first: First::new(first),
         caller: first.caller.clone(),
         second,
+        chance: None,
         chosen: described,
         cases,
         left_out,
         doubts,
         part,
-    })
+    };
+    report.explain_by(chance);
+    Ok(report)
+}
+
+/// The trials of the chosen places, followed by those in which one attempt fails alone.
+fn trials<E>(program: &TrialProgram<'_, E>, chosen: &[Place], alone: &[Place]) -> Vec<Trial> {
+    let has_end = program.trial.addresses.is_some();
+    let trial = |place: &Place, count| Trial {
+        faults: vec![place.failing(count)],
+        faulty_device: place.rank,
+        ..program.trial.clone()
+    };
+    let in_a_row = |place: &Place| place.in_a_row(&program.first.caller, has_end);
+    let chosen = chosen.iter().map(|place| trial(place, in_a_row(place)));
+    chosen
+        .chain(alone.iter().map(|place| trial(place, 1)))
+        .collect()
 }
 
 /// Adds the outcomes of the runs in which only one attempt failed.
@@ -293,52 +334,6 @@ fn add_alone(
             let (first, run) = (first.of_rank(place.rank), run.of_rank(place.rank));
             case.alone = Some(outcome(&place.failing(1), &first, &run));
             Doubt::add(&mut case.doubts, &run.doubts);
-        }
-    }
-}
-
-impl Observed {
-    /// Describes what another run of the same program does differently; `None` if it makes the same
-    /// attempts and ends with the same memory.
-    fn difference(&self, again: &Self) -> Option<String> {
-        let [before, after] = [self, again].map(places);
-        let sizes = before
-            .iter()
-            .zip(&after)
-            .find(|(before, after)| before.name() == after.name() && before.size != after.size);
-        if self.ending != again.ending {
-            let [before, after] = [self, again].map(|run| match run.ending {
-                TrialEnd::By(end) => format!("exit code {}", end.exit_code()),
-                TrialEnd::Hang => "its time limit".to_owned(),
-            });
-            Some(format!("it ends with {after} instead of {before}"))
-        } else if let Some((before, after)) = sizes {
-            let rank = before
-                .rank
-                .map_or_else(String::new, |rank| format!(" of rank {rank}"));
-            Some(format!(
-                "attempt {}{rank} requests {} instead of {}",
-                before.attempt, after.size, before.size
-            ))
-        } else if before.len() != after.len() {
-            Some(format!(
-                "it makes {} instead of {}",
-                count(after.len() as u64, "attempt"),
-                before.len()
-            ))
-        } else if let (Some(before), Some(after)) = (self.allocated_at_end, again.allocated_at_end)
-            && before != after
-        {
-            Some(format!(
-                "it leaves {after} allocated at its end instead of {before}"
-            ))
-        } else {
-            (self.peak_reserved != again.peak_reserved).then(|| {
-                format!(
-                    "it reserves at most {} instead of {}",
-                    again.peak_reserved, self.peak_reserved
-                )
-            })
         }
     }
 }
@@ -483,8 +478,8 @@ fn cases(first: &Observed, plan: FaultPlan<'_>) -> Cases {
     }
 }
 
-/// Returns the number of runs that [`every_fault`] makes, or fewer if the program is not
-/// deterministic.
+/// Returns the number of runs that [`every_fault`] makes: fewer if the program is not
+/// deterministic, and more if it continues with more memory or less work.
 pub fn runs(first: &Observed, plan: FaultPlan<'_>, shard: Option<Shard>) -> usize {
     let Cases { chosen, alone, .. } = cases(first, plan);
     let with_failures = chosen
@@ -515,19 +510,47 @@ impl First {
     }
 }
 
+/// The run of a place, and its case.
+struct Failed<'a> {
+    place: &'a Place,
+    trial: &'a Trial,
+    run: &'a Observed,
+    case: FaultCase,
+}
+
 /// One run without failures, or two that differ.
 struct Clean<'a> {
     first: &'a Observed,
     again: Option<&'a Observed>,
+    /// `true` if all runs are copies of `again`.
+    has_copies: bool,
 }
 
-impl Clean<'_> {
-    fn case(&self, place: &Place, in_a_row: u64, run: &Observed) -> FaultCase {
-        let (fault, first, run) = (
-            &place.failing(in_a_row),
-            &self.first.of_rank(place.rank),
-            &run.of_rank(place.rank),
-        );
+impl<'a> Clean<'a> {
+    /// The runs without failures that others are compared with.
+    fn measure(&self) -> impl Iterator<Item = &'a Observed> {
+        let own = self.again.filter(|_| self.has_copies);
+        let both = [own.unwrap_or(self.first)].into_iter();
+        both.chain(self.again.filter(|_| !self.has_copies))
+    }
+
+    fn failed<'b>(
+        &self,
+        place: &'b Place,
+        trial: &'b Trial,
+        run: &'b Observed,
+    ) -> Option<Failed<'b>> {
+        let case = self.case(place, trial.faults.first()?, run);
+        Some(Failed {
+            place,
+            trial,
+            run,
+            case,
+        })
+    }
+
+    fn case(&self, place: &Place, fault: &Fault, run: &Observed) -> FaultCase {
+        let (first, run) = (&self.first.of_rank(place.rank), &run.of_rank(place.rank));
         let failed = fault.first as usize;
         let is_of_library = place.call.is_some();
         let size_of = |observed: &Observed, attempt: usize| {
@@ -545,12 +568,7 @@ impl Clean<'_> {
             .allocated_at_end
             .zip(at_end)
             .map(|(run, clean)| difference(run, clean));
-        let bearable = at_end.map_or(MORE, |[least, most]| {
-            let of_first = first.allocated_at_end.unwrap_or_default();
-            Bytes(of_first.0 / 100)
-                .max(MORE)
-                .max(most.saturating_sub(least))
-        });
+        let bearable = at_end.map_or(MORE, |[_, most]| Bytes(most.0 / 100).max(MORE));
         let outcome = outcome(fault, first, run);
         let is_clean_end = match outcome {
             TrialOutcome::OutOfMemory => true,
@@ -592,12 +610,18 @@ impl Clean<'_> {
         }
     }
 
-    /// The least and the most of a figure in the runs without failures; `None` if the first has
-    /// none.
+    /// The least and the most of a figure in the runs without failures; `None` if the first of
+    /// them has none.
     fn interval(&self, figure: impl Fn(&Observed) -> Option<Bytes>) -> Option<[Bytes; 2]> {
-        let first = figure(self.first)?;
-        let again = self.again.and_then(figure).unwrap_or(first);
-        Some([first.min(again), first.max(again)])
+        let mut figures = self.measure().map(figure);
+        let first = figures.next()??;
+        let second = figures.next().flatten().unwrap_or(first);
+        Some([first.min(second), first.max(second)])
+    }
+
+    /// Returns whether a run submitted less work than those without failures.
+    fn has_less_work(&self, run: &Observed) -> bool {
+        self.measure().all(|clean| run.submitted < clean.submitted)
     }
 }
 

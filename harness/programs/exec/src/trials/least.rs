@@ -64,6 +64,10 @@ pub struct OrderLeast {
     pub is_monotonic: bool,
     /// The number of runs; 0 if replays alone found the amount.
     pub runs: usize,
+    /// How a run with enough memory differs from the first run, if it does: the program is not
+    /// deterministic, or adapts to the memory.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub difference: Option<String>,
     /// Why the outcomes of its runs, or of the run that replays repeat, may differ from those on a
     /// GPU.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
@@ -104,21 +108,24 @@ pub fn least<E: Send>(
             found.first(),
             index < search.confirmed,
         ) {
-            Ok((
-                Least {
-                    enough,
-                    too_little,
-                    is_monotonic,
-                },
+            Ok(Found {
+                least:
+                    Least {
+                        enough,
+                        too_little,
+                        is_monotonic,
+                    },
                 runs,
+                difference,
                 doubts,
-            )) => {
+            }) => {
                 found.push(OrderLeast {
                     addresses: name(&order),
                     enough: enough.0,
                     too_little: too_little.0,
                     is_monotonic,
                     runs,
+                    difference,
                     doubts,
                 });
             }
@@ -141,16 +148,43 @@ pub fn is_enough(first: &Observed, run: &Observed, allow_ooms: bool) -> bool {
     run.ending == first.ending && (allow_ooms || run.ooms == Some(0) && run.unreported.is_none())
 }
 
+struct Found {
+    least: Least,
+    runs: usize,
+    /// As in [`OrderLeast`].
+    difference: Option<String>,
+    /// About the runs and the first run, with which each is compared.
+    doubts: Vec<Doubt>,
+}
+
+/// Describes what a run without an out of memory error allocates unlike the first run. Both have
+/// enough memory, so a deterministic program allocates the same, unless it adapts.
+fn difference(first: &Observed, run: &Observed) -> Option<String> {
+    if (first.ooms, run.ooms) != (Some(0), Some(0)) {
+        return None;
+    }
+    let peaks = (first.peak_allocated, run.peak_allocated);
+    let ends = (first.allocated_at_end, run.allocated_at_end);
+    match (peaks, ends) {
+        ((Some(before), Some(after)), _) if before != after => {
+            Some(format!("allocates at most {after} instead of {before}"))
+        }
+        (_, (Some(before), Some(after))) if before != after => Some(format!(
+            "leaves {after} allocated at its end instead of {before}"
+        )),
+        _ => None,
+    }
+}
+
 /// Searches with one order. Replays of the first run predict the result, and two runs confirm it;
-/// if they do not, runs replace the replays. Also returns the number of runs, and the doubts about
-/// them and the first run, with which each is compared.
+/// if they do not, runs replace the replays.
 fn of_order<E: Send>(
     program: &TrialProgram<'_, E>,
     search: Search,
     order: Option<AddressOrder>,
     near: Option<&OrderLeast>,
     is_confirmed: bool,
-) -> Result<(Least, usize, Vec<Doubt>), Stop<E>> {
+) -> Result<Found, Stop<E>> {
     let trial = |memory: &Bytes| Trial {
         memory: *memory,
         addresses: order,
@@ -158,6 +192,7 @@ fn of_order<E: Send>(
     };
     let runs = Cell::new(0);
     let doubts = RefCell::new(program.first.doubts.clone());
+    let differs = RefCell::new(None);
     let run = |amounts: &[Bytes]| {
         runs.set(runs.get() + amounts.len());
         let observed = program
@@ -166,35 +201,27 @@ fn of_order<E: Send>(
         let answer = |run: Option<Observed>| {
             let run = run.ok_or(Stop::Interrupted)?;
             Doubt::add(&mut doubts.borrow_mut(), &run.doubts);
-            Ok(is_enough(program.first, &run, search.allow_ooms))
+            let enough = is_enough(program.first, &run, search.allow_ooms);
+            if enough {
+                let found = differs.take().or_else(|| difference(program.first, &run));
+                differs.replace(found);
+            }
+            Ok(enough)
         };
         observed
             .into_iter()
             .map(answer)
             .collect::<Result<Vec<bool>, _>>()
     };
-    let fits = |memory: &Bytes| {
-        Some(is_enough(
-            program.first,
-            &(program.predict)(&trial(memory))?,
-            false,
-        ))
+    let found = |least, runs| Found {
+        least,
+        runs,
+        difference: differs.take(),
+        doubts: doubts.take(),
     };
-    let replay = |amounts: &[Bytes]| {
-        amounts
-            .iter()
-            .map(|memory| fits(memory).ok_or(()))
-            .collect()
-    };
-    // After an error that the program survives, a replay cannot follow it.
-    let predicted = if search.allow_ooms {
-        None
-    } else {
-        bisect(program, search, near, replay).ok()
-    };
-    if let Some(least) = predicted {
+    if let Some(least) = predicted(program, search, near, trial) {
         if !is_confirmed {
-            return Ok((least, 0, doubts.into_inner()));
+            return Ok(found(least, 0));
         }
         let below = Some(least.too_little).filter(|below| *below > search.context_overhead);
         let amounts: Vec<Bytes> = below.into_iter().chain([least.enough]).collect();
@@ -203,11 +230,32 @@ fn of_order<E: Send>(
             .map(|amount| *amount == least.enough)
             .collect();
         if run(&amounts)? == expected {
-            return Ok((least, runs.get(), doubts.into_inner()));
+            return Ok(found(least, runs.get()));
         }
     }
-    let found = bisect(program, search, near, run)?;
-    Ok((found, runs.get(), doubts.into_inner()))
+    let least = bisect(program, search, near, run)?;
+    Ok(found(least, runs.get()))
+}
+
+/// Searches with replays of the first run. After an error that the program survives, a replay
+/// cannot follow it.
+fn predicted<E>(
+    program: &TrialProgram<'_, E>,
+    search: Search,
+    near: Option<&OrderLeast>,
+    trial: impl Fn(&Bytes) -> Trial,
+) -> Option<Least> {
+    let replay = |amounts: &[Bytes]| {
+        let predicted = amounts.iter().map(|memory| {
+            let run = (program.predict)(&trial(memory)).ok_or(())?;
+            Ok(is_enough(program.first, &run, false))
+        });
+        predicted.collect::<Result<Vec<bool>, ()>>()
+    };
+    if search.allow_ooms {
+        return None;
+    }
+    bisect(program, search, near, replay).ok()
 }
 
 /// Bisects. Tries the result of another order first, if it is known.

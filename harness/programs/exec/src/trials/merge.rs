@@ -91,6 +91,8 @@ impl Report {
                 all.cases.extend(more.cases);
                 all.left_out += more.left_out;
                 all.second = all.second.take().or(more.second);
+                let chance = all.chance.take().or(more.chance);
+                all.explain_by(chance);
                 Doubt::add(&mut all.doubts, &more.doubts);
             }
             (Self::Least(all), Self::Least(more))

@@ -31,6 +31,9 @@ pub enum TrialEnd {
 #[derive(Clone, Debug, PartialEq)]
 pub struct Observed {
     pub ending: TrialEnd,
+    /// `true` if it began as a copy of another run, or copies of it were made: all of them drew the
+    /// same random numbers until then.
+    pub is_copy: bool,
     /// Number of processes that used the GPU.
     pub processes: usize,
     pub caller: Caller,
@@ -166,6 +169,7 @@ impl Observed {
             .unwrap_or_default();
         Ok(Self {
             ending,
+            is_copy: false,
             processes: processes
                 .iter()
                 .filter(|process| process.used_gpu())

@@ -149,9 +149,9 @@ impl Runner<'_> {
         let give_up = |age| age > self.limit || self.stop.load(Ordering::Relaxed);
         let started = match copies {
             Some(copies) => copies.start(trial, &mut prepared, give_up),
-            None => Started::start(&mut prepared.command),
+            None => Started::start(&mut prepared.command).map(|started| (started, false)),
         };
-        let started = started.map_err(|source| prepared.start_error(source))?;
+        let (started, is_copy) = started.map_err(|source| prepared.start_error(source))?;
         let end = started
             .wait(
                 give_up,
@@ -167,13 +167,14 @@ impl Runner<'_> {
         let error_output = folder.join(OUTPUTS[1]);
         let kept = error_output.is_file();
         let ending = end.map_or(TrialEnd::Hang, |_| TrialEnd::By(ended.end));
-        let (record, observed) = machine
+        let (record, mut observed) = machine
             .read(
                 folder,
                 (ended.end, ending),
                 kept.then_some(error_output.as_path()),
             )
             .map_err(RunnerError::Lost)?;
+        observed.is_copy = is_copy;
         if let Some(logs) = self.logs.filter(|_| kept) {
             keep(folder, logs, &name(trial))?;
         }

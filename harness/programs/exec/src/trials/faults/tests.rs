@@ -375,79 +375,223 @@ fn a_program_that_continues_with_more_memory_has_not_recovered() {
     assert_eq!(much.cases[0].more_at_end, Some((2 << 20) + 1));
 }
 
-#[test]
-fn memory_is_compared_with_both_runs_of_a_program_that_is_not_deterministic() {
-    let at_end = |mib: u64, run: Observed| Observed {
+fn at_end(mib: u64, run: Observed) -> Observed {
+    Observed {
         allocated_at_end: Some(Bytes::mib(mib)),
         ..run
+    }
+}
+
+/// A run that continues after an OutOfMemoryError of attempt 1, with this memory at its end.
+fn continued(mib: u64) -> Observed {
+    let run = Observed {
+        errors: vec![error(2, 9)],
+        ..ended_well(&[2, 2, 20, 4])
     };
-    let report = |clean: Observed, mib: u64| {
-        let first = at_end(10, ended_well(&[2, 20, 4]));
-        let failed = at_end(
-            mib,
-            Observed {
-                errors: vec![error(2, 9)],
-                ..ended_well(&[2, 20, 20, 4])
-            },
-        );
-        let run = |trial: &Trial| {
-            Ok::<_, std::convert::Infallible>(Some(if trial.faults.is_empty() {
-                clean.clone()
-            } else {
-                failed.clone()
-            }))
-        };
-        let trial = trial(Bytes::gib(1));
-        let program = TrialProgram {
-            run: &run,
-            trial,
-            first: &first,
-            predict: &|_| None,
-            unpredicted: None,
-            shard: None,
-            jobs: 1,
-            progress: &|| {},
-        };
-        let Ok(report) = every_fault(
-            &program,
-            FaultPlan {
-                which: Which::All,
-                alone: false,
-                only: None,
-            },
-        );
-        report
+    at_end(mib, run)
+}
+
+/// The first run, and the report of runs that this function returns by their number, counted from 0
+/// for the runs without failures and for those with failures of attempt 1.
+fn report_of(
+    first: &Observed,
+    of: impl Fn(bool, usize) -> Observed + Sync,
+    which: Which,
+) -> (FaultReport, usize) {
+    use std::sync::atomic::{AtomicUsize, Ordering};
+    let numbers = [AtomicUsize::new(0), AtomicUsize::new(0)];
+    let run = |trial: &Trial| {
+        if trial.faults.iter().any(|fault| fault.count == 1) {
+            return Ok(Some(first.clone()));
+        }
+        let fails = !trial.faults.is_empty();
+        let number = numbers[usize::from(fails)].fetch_add(1, Ordering::Relaxed);
+        Ok::<_, std::convert::Infallible>(Some(of(fails, number)))
     };
-    let verdict = |clean: &Observed, mib| {
-        let report = report(clean.clone(), mib);
-        (
-            report.cases[0].more_at_end.unwrap() >> 20,
-            report.cases[0].meets(RecoveryExpectation::Recovers),
-        )
+    let program = TrialProgram {
+        run: &run,
+        trial: trial(Bytes::gib(1)),
+        first,
+        predict: &|_| None,
+        unpredicted: None,
+        shard: None,
+        jobs: 1,
+        progress: &|| {},
     };
-    let difference = |clean: Observed| report(clean, 10).second.map(|second| second.difference);
-    let same = at_end(10, ended_well(&[2, 20, 4]));
-    assert_eq!(difference(same.clone()), None);
+    let plan = FaultPlan {
+        which,
+        alone: false,
+        only: None,
+    };
+    let Ok(report) = every_fault(&program, plan);
+    let made = numbers.into_iter().map(AtomicUsize::into_inner).sum();
+    (report, made)
+}
+
+#[test]
+fn more_memory_counts_if_equal_runs_repeat_it() {
+    let clean = || at_end(10, ended_well(&[2, 20, 4]));
+    let of = |mib| {
+        let run = |fails, _| if fails { continued(mib) } else { clean() };
+        report_of(&clean(), run, Which::Sample(1))
+    };
+    let (little, made) = of(12);
+    assert!(little.cases[0].meets(RecoveryExpectation::Recovers));
+    assert_eq!((little.chance, made), (None, 2), "nothing to confirm");
+    let (much, made) = of(13);
+    assert!(!much.cases[0].meets(RecoveryExpectation::Recovers));
+    assert_eq!(much.cases[0].more_at_end, Some(3 << 20));
+    assert_eq!((much.chance, made), (None, 2 + 3 + 3));
+}
+
+#[test]
+fn more_memory_or_less_work_does_not_count_if_chance_explains_it() {
+    let clean = || at_end(10, ended_well(&[2, 20, 4]));
+    let less = |run: Observed| Observed {
+        submitted: 60,
+        ..run
+    };
+    let explained = |of: &(dyn Fn(bool, usize) -> Observed + Sync)| {
+        let (report, _) = report_of(&clean(), of, Which::Sample(1));
+        assert!(report.cases[0].meets(RecoveryExpectation::Recovers));
+        report.chance.unwrap()
+    };
+    let fails_or = |fails, run| if fails { continued(24) } else { run };
     assert_eq!(
-        [verdict(&same, 12), verdict(&same, 13)],
-        [(2, true), (3, false)]
+        explained(&|fails, number| fails_or(fails, at_end(10 + 14 * (number as u64 / 3), clean()))),
+        "in another run without failures, it leaves 24 MiB allocated at its end instead of 10 MiB"
     );
-    let more = at_end(18, ended_well(&[2, 20, 4]));
+    assert_eq!(
+        explained(&|fails, number| fails_or(
+            fails,
+            if number == 2 {
+                ended_well(&[2, 8, 4])
+            } else {
+                clean()
+            }
+        )),
+        "in another run without failures, attempt 2 requests 8 MiB instead of 20 MiB"
+    );
+    assert_eq!(
+        explained(&|fails, number| match (fails, number) {
+            (true, 0) => continued(24),
+            (true, _) => continued(10),
+            _ => clean(),
+        }),
+        "after the same failure of attempt 1, it leaves 10 MiB allocated at its end instead of 24 \
+         MiB in another run"
+    );
+    assert_eq!(
+        explained(&|fails, number| match (fails, number) {
+            (true, 0) => less(continued(10)),
+            (true, _) => continued(10),
+            _ => clean(),
+        }),
+        "after the same failure of attempt 1, it submits 100 operations to the GPU instead of 60 \
+         in another run"
+    );
+    assert_eq!(
+        explained(&|fails, number| match (fails, number) {
+            (true, _) => less(continued(10)),
+            (false, 1) => less(clean()),
+            _ => clean(),
+        }),
+        "in another run without failures, it submits 60 operations to the GPU instead of 100"
+    );
+    assert_eq!(
+        explained(&|fails, _| fails_or(fails, at_end(18, clean()))),
+        "the program is not deterministic"
+    );
+}
+
+#[test]
+fn no_run_repeats_if_a_run_differs_before_its_failure() {
+    let clean = || at_end(10, ended_well(&[2, 20, 4]));
+    let failed = |sizes: &[u64]| Observed {
+        attempts: ended_well(sizes).attempts,
+        ..continued(24)
+    };
+    let run = |fails, number| match (fails, number) {
+        (false, _) => clean(),
+        (true, 2) => failed(&[2, 30, 4, 4]),
+        (true, _) => failed(&[2, 20, 4, 4]),
+    };
+    let (report, made) = report_of(&clean(), run, Which::All);
+    assert_eq!(
+        report.chance.unwrap(),
+        "before the failure of attempt 3, attempt 2 requests 30 MiB instead of 20 MiB"
+    );
+    assert_eq!(made, 1 + 3);
+    assert!(report.cases.iter().all(|case| !case.holds_memory));
+}
+
+#[test]
+fn of_many_cases_with_more_memory_some_repeat() {
+    let clean = || at_end(10, ended_well(&[2; 20]));
+    let failed = || Observed {
+        attempts: ended_well(&[2; 21]).attempts,
+        ..continued(24)
+    };
+    let run = |fails, _| if fails { failed() } else { clean() };
+    let (report, made) = report_of(&clean(), run, Which::All);
+    assert!(report.cases.iter().all(|case| case.holds_memory));
+    assert_eq!(made, 1 + 20 + 3 + 8);
+    assert_eq!(
+        [1, 2, 3, 9].map(|count| chance::repeated(count).len()),
+        [3, 4, 3, 8]
+    );
+}
+
+#[test]
+fn copies_of_a_random_program_are_compared_with_each_other() {
+    let first = at_end(10, ended_well(&[2, 20, 4]));
+    let copy = |run| Observed {
+        is_copy: true,
+        ..run
+    };
+    let random = || copy(at_end(30, ended_well(&[2, 8, 4])));
+    let of = |mib| {
+        let run = |fails, _| {
+            if fails {
+                copy(continued(mib))
+            } else {
+                random()
+            }
+        };
+        report_of(&first, run, Which::Sample(1)).0
+    };
+    let (same, more) = (of(30), of(33));
+    assert!(same.second.unwrap().has_copies);
+    assert_eq!(same.cases[0].more_at_end, Some(0));
+    assert!(same.cases[0].meets(RecoveryExpectation::Recovers));
+    assert_eq!(
+        (more.cases[0].more_at_end, more.chance),
+        (Some(3 << 20), None)
+    );
+    assert!(!more.cases[0].meets(RecoveryExpectation::Recovers));
+}
+
+#[test]
+fn a_second_run_is_compared_with_the_first() {
+    let first = at_end(10, ended_well(&[2, 20, 4]));
+    let report = |again: &Observed, mib| {
+        let run = |fails, _| {
+            if fails { continued(mib) } else { again.clone() }
+        };
+        report_of(&first, run, Which::All).0
+    };
+    let difference = |again| report(&again, 10).second.map(|second| second.difference);
+    assert_eq!(difference(first.clone()), None);
+    let more = at_end(18, first.clone());
     assert_eq!(
         difference(more.clone()).unwrap(),
         "it leaves 18 MiB allocated at its end instead of 10 MiB"
     );
-    let verdicts = [5, 10, 14, 18, 26, 27].map(|mib| verdict(&more, mib));
+    let nearest = [5, 10, 14, 18, 27].map(|mib| report(&more, mib).cases[0].more_at_end);
     assert_eq!(
-        verdicts,
-        [
-            (-5, true),
-            (0, true),
-            (0, true),
-            (0, true),
-            (8, true),
-            (9, false)
-        ]
+        nearest.map(|more| more.unwrap() >> 20),
+        [-5, 0, 0, 0, 9],
+        "the nearer run"
     );
     assert_eq!(
         difference(at_end(10, ended_well(&[2, 8, 4]))).unwrap(),
@@ -455,13 +599,13 @@ fn memory_is_compared_with_both_runs_of_a_program_that_is_not_deterministic() {
     );
     let ends = Observed {
         ending: TrialEnd::By(End::Code(3)),
-        ..same
+        ..first.clone()
     };
     assert_eq!(
         difference(ends).unwrap(),
         "it ends with exit code 3 instead of exit code 0"
     );
-    let fewer = report(at_end(10, ended_well(&[2, 20])), 10);
+    let fewer = report(&at_end(10, ended_well(&[2, 20])), 10);
     assert_eq!(
         fewer.second.unwrap().difference,
         "it makes 2 attempts instead of 3"

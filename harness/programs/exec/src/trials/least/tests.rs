@@ -111,6 +111,36 @@ fn an_order_has_the_doubts_about_the_first_run_and_its_own() {
 }
 
 #[test]
+fn a_run_with_enough_memory_that_allocates_otherwise_is_described() {
+    let first = ended_well(&[512, 512]);
+    let of = |mib, at_end| {
+        let run = |trial: &Trial| {
+            Ok::<_, Infallible>(Some(Observed {
+                ooms: Some(u64::from(trial.memory < Bytes::mib(800))),
+                peak_allocated: Some(Bytes::mib(mib)),
+                allocated_at_end: Some(Bytes::mib(at_end)),
+                ..first.clone()
+            }))
+        };
+        let program = TrialProgram {
+            run: &run,
+            ..program(&first)
+        };
+        let Ok(report) = least(&program, search(true));
+        report.unwrap().orders.remove(0).difference
+    };
+    assert_eq!(of(1024, 10), None);
+    assert_eq!(
+        of(700, 10).unwrap(),
+        "allocates at most 700 MiB instead of 1 GiB"
+    );
+    assert_eq!(
+        of(1024, 12).unwrap(),
+        "leaves 12 MiB allocated at its end instead of 10 MiB"
+    );
+}
+
+#[test]
 fn two_runs_confirm_replays_and_a_search_with_runs_replaces_wrong_ones() {
     let figures = |order: &OrderLeast| [order.enough >> 20, order.too_little >> 20];
     let right = predicted(800, 800);

@@ -23,6 +23,7 @@ fn report(index: u32, plenty: u64, orders: &[&str]) -> Report {
         too_little: 2,
         is_monotonic: true,
         runs: 2,
+        difference: None,
         doubts: Vec::new(),
     };
     Report::Least(LeastReport {

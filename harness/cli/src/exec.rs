@@ -247,7 +247,7 @@ pub(super) struct Exec {
     junit: Option<PathBuf>,
     /// Compare the memory of the program with this file: peaks, retries, driver calls, and the
     /// bytes of each call site at the peak. The exit code is 1 if they differ. The program then
-    /// runs a second time, without output, to find out whether it is deterministic.
+    /// runs up to three more times, without output, to find out whether it is deterministic.
     #[arg(long, value_name = "FILE", conflicts_with = "device", value_parser = arguments::output())]
     baseline: Option<PathBuf>,
     #[command(flatten)]

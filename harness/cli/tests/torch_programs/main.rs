@@ -2355,7 +2355,7 @@ fn baseline(python: &Path) -> Result<(), Failed> {
     let first = "the program is not deterministic: after 0 allocations, process 1 allocates ";
     let is_right = more.0 == Some(1)
         && [&more.1, &case].iter().all(|text| text.contains(named))
-        && more.1.contains("a second run has the same figures")
+        && more.1.contains("3 further runs have the same figures")
         && more
             .1
             .contains("/train.py,line=20,title=GPU memory::train.py:20 step allocates")

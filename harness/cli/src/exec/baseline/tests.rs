@@ -232,7 +232,7 @@ fn the_first_allocation_or_free_that_differs_is_named() {
         ],
         1536,
     );
-    let found = "after 1 allocation, process 1 frees 512 B allocated at a.py:3 f; in the second \
+    let found = "after 1 allocation, process 1 frees 512 B allocated at a.py:3 f; in another \
          run it allocates 1024 B at a.py:4 f";
     assert_eq!(first.first_difference(&second).as_deref(), Some(found));
     assert_eq!(first.first_difference(&first), None);

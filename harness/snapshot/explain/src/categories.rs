@@ -70,6 +70,9 @@ const RECORDED: &str = "harness_tensors";
 /// PyTorch's workspaces of cuBLAS, in bytes: before and since Hopper, and of cublasLt.
 const CUBLAS: [u64; 3] = [8_519_680, 33_554_432, 1_048_576];
 
+/// Blocks of this many different sizes do not equal others by chance.
+const MANY_SIZES: usize = 8;
+
 /// The states that optimizers keep per parameter. More blocks of its size can also be averages or
 /// other models.
 const MOST_STATES: usize = 2;
@@ -327,6 +330,8 @@ impl<'a> Categories<'a> {
             all.parameter_sizes.extend(sizes);
             all.by_size.extend(by_size);
             all.finish();
+            let earlier = all.earlier_step();
+            all.by_size.extend(earlier);
         }
         all
     }
@@ -580,6 +585,43 @@ impl<'a> Categories<'a> {
                 let blocks = blocks.into_iter().take(states);
                 found.extend(blocks.map(|birth| (birth, OPTIMIZER_STATE)));
             }
+        }
+        found
+    }
+
+    /// Finds the purpose of blocks of the step before the recording, as of the graph of an earlier
+    /// forward pass that the recorded one replaces: all blocks that the recording frees without
+    /// having allocated them have the sizes of all blocks that it allocates without freeing them.
+    fn earlier_step(&self) -> HashMap<Birth, &'static str> {
+        let blocks = |is_meant: &dyn Fn(&Life<'_>) -> bool| {
+            let mut by_size: BTreeMap<u64, Vec<&Life<'_>>> = BTreeMap::new();
+            for life in self.lives.iter().filter(|life| is_meant(life)) {
+                let size = self.comparable(life.size);
+                by_size.entry(size).or_default().push(life);
+            }
+            by_size
+        };
+        let old = blocks(&|life| life.is_from_before() && life.end.is_some());
+        let new = blocks(&|life| !life.is_from_before() && life.end.is_none());
+        let counts = |by_size: &BTreeMap<u64, Vec<&Life<'_>>>| {
+            let of_size = by_size.iter();
+            of_size
+                .map(|(&size, blocks)| (size, blocks.len()))
+                .collect::<Vec<_>>()
+        };
+        if old.len() < MANY_SIZES || counts(&old) != counts(&new) {
+            return HashMap::new();
+        }
+        let purpose = |life: &Life<'_>| self.of_block(life.birth, life.stack, life.size).category;
+        let mut found = HashMap::new();
+        for (old, new) in old.values().zip(new.values()) {
+            let of_new: HashSet<&str> = new.iter().map(|life| purpose(life)).collect();
+            let category = CATEGORIES.iter().find(|(name, _)| of_new.contains(name));
+            let (Some((category, _)), 1) = (category, of_new.len()) else {
+                continue;
+            };
+            let unknown = old.iter().filter(|life| purpose(life) == BEFORE);
+            found.extend(unknown.map(|life| (life.birth, *category)));
         }
         found
     }

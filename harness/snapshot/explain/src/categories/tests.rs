@@ -1,6 +1,6 @@
 use std::path::Path;
 
-use harness_trace::snapshot::ExtraId;
+use harness_trace::snapshot::{Action, ExtraId};
 
 use super::*;
 use crate::causes::{Options, explain_by};
@@ -133,6 +133,33 @@ fn sizes_show_parameters_and_states_from_before_the_recording() {
         .filter(|about| !about.starts_with("temporaries"))
         .collect();
     assert_eq!(about, expected);
+}
+
+#[test]
+fn blocks_of_the_step_before_the_recording_are_like_those_that_replace_them() {
+    // The second forward pass of a perceptron, without a backward pass. Its result replaces that
+    // of the first pass, which ended before the recording.
+    let mut snapshot = snapshot("categories/forward-twice");
+    let bytes = |snapshot: &Snapshot, name: &str| {
+        let all = categories(snapshot, At::Peak, &[]);
+        let found = all.into_iter().find(|(category, ..)| category == name);
+        found.map_or(0, |(_, bytes, _)| bytes)
+    };
+    let of_two_passes = bytes(&snapshot, ACTIVATIONS);
+    assert_eq!(bytes(&snapshot, BEFORE), 0);
+    // Without the last block, the sizes differ.
+    let is_last = |event: &&harness_trace::snapshot::Event| event.action == Action::Alloc;
+    let events = &mut snapshot.traces[0];
+    let last = events
+        .iter()
+        .rev()
+        .find(is_last)
+        .expect("it allocates")
+        .address;
+    events.retain(|event| event.address != last);
+    let of_one_pass = bytes(&snapshot, ACTIVATIONS);
+    assert!(of_one_pass > 0 && of_one_pass * 2 >= of_two_passes * 9 / 10);
+    assert!(bytes(&snapshot, BEFORE) >= of_one_pass * 9 / 10);
 }
 
 #[test]

@@ -104,6 +104,8 @@ fn main() -> ExitCode {
         last_failed_runs_only_the_cases_that_the_program_did_not_survive
         the_least_memory_is_found
         the_largest_value_that_fits_is_found_on_each_gpu
+        a_value_in_a_configuration_file_is_searched
+        unusable_configuration_files_are_rejected_before_a_run
         arguments_and_variables_that_may_save_memory_are_tried
         settings_are_compared_by_running_the_program_with_each
         many_runs_on_a_limited_real_gpu_match_a_simulated_one
@@ -130,7 +132,10 @@ fn main() -> ExitCode {
         a_tool_ends_with_its_call_and_its_server
         few_tools_run_at_a_time
     });
-    trials.extend(trials! { &no_torch, a_real_torch_runs_on_the_simulated_gpu });
+    trials.extend(trials! { &no_torch,
+        a_real_torch_runs_on_the_simulated_gpu
+        the_report_of_the_largest_value_has_a_picture_and_a_short_table
+    });
     // An environment that an earlier `ci/torch` made lacks them.
     let has_apps = |python: String| {
         Command::new(python)
@@ -2439,6 +2444,54 @@ fn a_real_torch_runs_on_the_simulated_gpu(world: World) {
     );
 }
 
+fn the_report_of_the_largest_value_has_a_picture_and_a_short_table(world: World) {
+    let python = python_with_torch().unwrap();
+    world.write(
+        "layer.py",
+        "import sys, torch\nmodel = torch.nn.Linear(4096, 4096, device='cuda')\n\
+         rows = torch.rand(int(sys.argv[1]) << 10, 4096, device='cuda')\n\
+         model(rows).relu().sum().backward()\n",
+    );
+    let options = ["--largest", "batch=1..64", "--report", "report.md"];
+    let ran = Ran::of(
+        world
+            .command(
+                &[&options[..], &["--format", "json"]].concat(),
+                &[&python, "layer.py", "{batch}"],
+            )
+            .env_remove("PYTHONPATH")
+            .output()
+            .unwrap(),
+    );
+    assert_eq!(ran.code, Some(0), "{}", ran.err);
+    let report: Value = serde_json::from_str(&ran.out).unwrap();
+    let points = report["curves"][0]["points"].as_array().unwrap();
+    let last = points.last().unwrap();
+    let row = &report["rows"][0];
+    assert_eq!(last["value"], row["largest"], "{report:#}");
+    assert_eq!(last["peak_reserved"], row["peak_reserved"], "{report:#}");
+    let parameters = |point: &Value| {
+        let categories = point["categories"].as_array().unwrap();
+        let of = categories.iter().find(|of| of["category"] == "parameters");
+        of.unwrap()["bytes"].as_u64()
+    };
+    // The weights and their bias do not depend on the batch.
+    let weights = Some((4096 * 4096 + 4096) * 4);
+    assert!(
+        points.iter().all(|point| parameters(point) == weights),
+        "{report:#}"
+    );
+    let page = fs::read_to_string(world.path("report.md")).unwrap();
+    let short = format!("| h100-80 | 1 GiB | {} |", row["largest"]);
+    assert!(
+        page.contains("| GPU | memory | fits up to batch |") && page.contains(&short),
+        "{page}"
+    );
+    assert!(page.contains("](report.svg)"), "{page}");
+    let picture = fs::read_to_string(world.path("report.svg")).unwrap();
+    assert!(picture.contains("parameters and buffers"), "{picture}");
+}
+
 /// Keeps its allocations. Only a failure of the first allocation is fatal.
 const FOUR: &str = "import torch\ntorch.cuda.malloc(4 << 20)\nfor size in [2, 6, 8]:\n    \
      try:\n        torch.cuda.malloc(size << 20)\n    except torch.OutOfMemoryError:\n        \
@@ -3367,6 +3420,107 @@ fn the_largest_value_that_fits_is_found_on_each_gpu(world: World) {
         &["python3", "train.py"],
     );
     assert!(two.code == Some(2) && two.err.contains("`--gpu` is given more than once"));
+}
+
+/// Allocates as often as a file says, and reads another file next to it.
+const CONFIGURED: &str = "\
+import os, sys, torch
+path = sys.argv[1].removeprefix('--config=')
+other = os.path.join(os.path.dirname(path), 'other.txt')
+assert path.endswith('.yaml') and open(other).read() == 'other'
+lines = open(path).read().splitlines()
+assert lines[1:] == ['same: ${count}', 'mib: {100}'], lines
+for _ in range(int(lines[0].removeprefix('count: '))):
+    torch.cuda.malloc(100 << 20)
+";
+
+fn a_value_in_a_configuration_file_is_searched(world: World) {
+    world.write("train.py", CONFIGURED);
+    world.write("conf/other.txt", "other");
+    let text = "count: {count}\nsame: ${count}\nmib: {100}\n";
+    world.write("conf/train.yaml", text);
+    let options = [
+        "--largest",
+        "count=1..64",
+        "--config",
+        "conf/train.yaml",
+        "--jobs",
+        "2",
+    ];
+    let absolute = world.path("conf/train.yaml");
+    let absolute = format!("--config={}", absolute.display());
+    for argument in ["conf/train.yaml", "./conf/../conf/train.yaml", &absolute] {
+        let ran = world.run(&options, &["python3", "train.py", argument]);
+        assert!(
+            ran.code == Some(0) && ran.out.starts_with("The largest count that fits is 10."),
+            "{argument}: {}{}",
+            ran.out,
+            ran.err
+        );
+    }
+    // The copies are gone, and the file is as it was.
+    assert_eq!(fs::read_dir(world.path("conf")).unwrap().count(), 2);
+    assert_eq!(
+        fs::read_to_string(world.path("conf/train.yaml")).unwrap(),
+        text
+    );
+}
+
+fn unusable_configuration_files_are_rejected_before_a_run(world: World) {
+    world.write("train.py", "open('ran', 'w')");
+    world.write("train.yaml", "count: {count}");
+    world.write("plain.yaml", "count: 1, ${count}, { count }");
+    fs::write(world.path("bytes.yaml"), b"count: {count} \xff").unwrap();
+    let largest = ["--largest", "count=1..64"];
+    for (options, command, message) in [
+        (
+            &["--config", "none.yaml"][..],
+            "none.yaml",
+            "cannot read `--config none.yaml`",
+        ),
+        (&["--config", "."], ".", "cannot read `--config .`"),
+        (
+            &["--config", "bytes.yaml"],
+            "bytes.yaml",
+            "cannot read `--config bytes.yaml`",
+        ),
+        (
+            &["--config", "plain.yaml"],
+            "plain.yaml",
+            "`--config plain.yaml` does not contain `{count}`",
+        ),
+        (
+            &["--config", "train.yaml"],
+            "--train",
+            "no argument of the command is `train.yaml` or ends with `=train.yaml`",
+        ),
+        (
+            &["--config", "train.yaml", "--largest", "length=1,2"],
+            "train.yaml",
+            "no argument of the command contains `{length}`",
+        ),
+        (
+            &[],
+            "${count}",
+            "no argument of the command contains `{count}`",
+        ),
+    ] {
+        let ran = world.run(
+            &[&largest[..], options].concat(),
+            &["python3", "train.py", command],
+        );
+        let message_in_one_line = ran.err.replace('│', " ");
+        let words: Vec<&str> = message_in_one_line.split_whitespace().collect();
+        assert!(
+            ran.code == Some(2) && words.join(" ").contains(message),
+            "{options:?}: {:?} {}",
+            ran.code,
+            ran.err
+        );
+    }
+    let alone = world.run(&["--config", "train.yaml"], &["python3", "train.py"]);
+    assert!(alone.code == Some(2) && alone.err.contains("`--config` needs `--largest`"));
+    assert!(!world.path("ran").exists());
 }
 
 fn arguments_and_variables_that_may_save_memory_are_tried(world: World) {

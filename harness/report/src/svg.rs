@@ -27,6 +27,24 @@ pub(super) const RETRY: RGBColor = RGBColor(150, 60, 130);
 pub(super) const INK: RGBColor = RGBColor(30, 30, 30);
 pub(super) const GRID: RGBColor = RGBColor(228, 228, 228);
 
+// Okabe and Ito's palette for color-blind readers, without yellow, which is too pale on white:
+// <https://jfly.uni-koeln.de/color/>. Then wine and olive of Paul Tol's muted scheme:
+// <https://sronpersonalpages.nl/~pault/>.
+pub(super) const COLOURS: [RGBColor; 9] = [
+    RGBColor(0, 114, 178),
+    RGBColor(230, 159, 0),
+    RGBColor(0, 158, 115),
+    RGBColor(204, 121, 167),
+    RGBColor(213, 94, 0),
+    RGBColor(86, 180, 233),
+    RGBColor(90, 90, 90),
+    RGBColor(136, 34, 85),
+    RGBColor(153, 153, 51),
+];
+
+/// The opacity of filled areas, below grid lines.
+pub(super) const PATCH: f64 = 0.75;
+
 pub(super) type Area<'a> = DrawingArea<SVGBackend<'a>, Shift>;
 pub(super) type Chart<'a, 'b> =
     ChartContext<'a, SVGBackend<'b>, Cartesian2d<RangedCoordf64, RangedCoordf64>>;
@@ -99,8 +117,12 @@ pub(super) enum Key {
     /// A line with a filled area below it.
     Area(RGBColor),
     Bar(RGBColor),
+    /// A filled area.
+    Patch(RGBColor),
     Triangle(RGBColor),
     Circle(RGBColor),
+    /// A filled circle.
+    Dot(RGBColor),
     Cross(RGBColor),
 }
 
@@ -127,8 +149,13 @@ impl Key {
                 area.draw(&Rectangle::new(corners, colour.mix(0.3).filled()))?;
                 area.draw(&Rectangle::new(corners, colour.stroke_width(1)))
             }
+            Self::Patch(colour) => area.draw(&Rectangle::new(
+                [(x - 10, y - 6), (x + 10, y + 6)],
+                colour.mix(PATCH).filled(),
+            )),
             Self::Triangle(colour) => area.draw(&TriangleMarker::new((x, y), 6, colour.filled())),
             Self::Circle(colour) => area.draw(&Circle::new((x, y), 5, colour.stroke_width(2))),
+            Self::Dot(colour) => area.draw(&Circle::new((x, y), 4, colour.filled())),
             Self::Cross(colour) => area.draw(&Cross::new((x, y), 5, colour.stroke_width(3))),
         }
     }

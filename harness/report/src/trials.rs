@@ -53,10 +53,25 @@ pub fn text(trials: Trials<'_>, style: Style, width: Option<usize>) -> String {
     text.text.trim_start().to_owned()
 }
 
-pub fn markdown(trials: Trials<'_>) -> String {
+/// Draws memory against the value, if runs recorded it.
+pub fn picture(trials: Trials<'_>) -> Option<String> {
+    match trials {
+        Trials::Largest(report) => largest::picture::draw(report),
+        _ => None,
+    }
+}
+
+/// `picture` is the name of the picture's file.
+pub fn markdown(trials: Trials<'_>, picture: Option<&str>) -> String {
     let (sentence, _, grid, notes) = parts(trials, Columns::All);
     let mut page = Page::default();
     page.block(format!("**{}**", prose(&sentence)));
+    if let Trials::Largest(report) = trials {
+        page.grid(&largest::short(report));
+    }
+    if let Some(picture) = picture {
+        page.block(format!("![{}]({picture})", prose(&sentence)));
+    }
     if !grid.rows.is_empty() {
         page.grid(&grid);
     }

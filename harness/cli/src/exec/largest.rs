@@ -1,8 +1,10 @@
 //! `harness exec --largest`: the largest value of a parameter that fits on each GPU.
 
+mod config_file;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::OsString;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::atomic::AtomicBool;
 
@@ -11,11 +13,12 @@ use harness_exec::trials::copies::Copies;
 use harness_exec::trials::largest::{
     LargestCase, LargestReport, LargestSearch, Lever, Parameter, with_values,
 };
-use harness_exec::trials::runner::Runner;
+use harness_exec::trials::runner::{RecordedRequests, Runner};
 use harness_exec::{launch::Launch, machine::Machine, setup::Setup};
 use harness_gpu_settings::context_overhead::ContextOverhead;
 use harness_report::trials::Trials;
 
+use self::config_file::ConfigFile;
 use super::trials::MANY;
 use super::{CliError, Exec, Exit, Failures, terminal};
 
@@ -49,6 +52,11 @@ pub(super) struct LargestOptions {
         help_heading = MANY,
     )]
     levers: Vec<Lever>,
+    /// With `--largest`: also replace `{NAME}` in this file, of any format, which an argument of
+    /// the command names, as in `--config=train.yaml`. Each run reads its own copy, which lies next
+    /// to the file. `${NAME}` stays. May be repeated.
+    #[arg(long = "config", value_name = "FILE", help_heading = MANY)]
+    configs: Vec<PathBuf>,
 }
 
 impl LargestOptions {
@@ -60,6 +68,7 @@ impl LargestOptions {
         let options = [
             ("--at-least", self.at_least.is_some()),
             ("--try", !self.levers.is_empty()),
+            ("--config", !self.configs.is_empty()),
         ];
         super::require("`--largest`", self.are_asked_for(), &options)
     }
@@ -78,7 +87,8 @@ impl Exec {
         let [parameter, others @ ..] = parameters.as_slice() else {
             return Err(CliError::internal("no parameter is given", "give `--largest`").into());
         };
-        self.check_placeholders(parameters)?;
+        let configs = self.config_files(parameters)?;
+        self.check_placeholders(parameters, &configs)?;
         let last = parameter.values.last().copied().unwrap_or_default();
         if let Some(least) = self.largest.at_least.filter(|least| *least > last) {
             let message = format!("`--at-least {least}` is more than the last value, {last}");
@@ -95,8 +105,9 @@ impl Exec {
         let jobs = kinds.iter().map(|kind| kind.machine.usual_jobs()).min();
         let bar = terminal::progress(true, "{spinner} {pos} runs, {elapsed}", None);
         self.many.interruptible(|stop| {
-            let run =
-                |case: &LargestCase, value: u64| self.run_case(&setup, &kinds, (case, value), stop);
+            let run = |case: &LargestCase, value: u64| {
+                self.run_case(&setup, &kinds, &configs, (case, value), stop)
+            };
             let search = LargestSearch {
                 parameter,
                 cases: &cases,
@@ -114,8 +125,24 @@ impl Exec {
         })
     }
 
-    /// Every parameter has its own name, and the command has its placeholder.
-    fn check_placeholders(&self, parameters: &[Parameter]) -> Result<(), CliError> {
+    fn config_files(&self, parameters: &[Parameter]) -> Result<Vec<ConfigFile<'_>>, CliError> {
+        let levers = self.largest.levers.iter().flat_map(|lever| {
+            let words = lever.variables.iter().chain(&lever.arguments);
+            words.map(OsString::from)
+        });
+        let command: Vec<OsString> = self.command.iter().cloned().chain(levers).collect();
+        let files = self.largest.configs.iter();
+        files
+            .map(|path| ConfigFile::read(path, &command, parameters))
+            .collect()
+    }
+
+    /// Every parameter has its own name, and the command or a file has its placeholder.
+    fn check_placeholders(
+        &self,
+        parameters: &[Parameter],
+        configs: &[ConfigFile<'_>],
+    ) -> Result<(), CliError> {
         let mut names = BTreeSet::new();
         for parameter in parameters {
             let name = &parameter.name;
@@ -124,12 +151,13 @@ impl Exec {
                 return Err(CliError::input(message, "give each parameter once"));
             }
             let placeholder = parameter.placeholder();
-            let is_used = |argument: &OsString| argument.to_string_lossy().contains(&placeholder);
-            if !self.command.iter().any(is_used) {
+            let is_used = |argument: &OsString| parameter.is_in(&argument.to_string_lossy());
+            let is_in_file = configs.iter().any(|config| config.uses(parameter));
+            if !is_in_file && !self.command.iter().any(is_used) {
                 let message = format!("no argument of the command contains `{placeholder}`");
                 let help = format!(
                     "write `{placeholder}` where the value belongs, as in `-- python train.py \
-                     --{name} {placeholder}`"
+                     --{name} {placeholder}`, or in a file that `--config` names"
                 );
                 return Err(CliError::input(message, help));
             }
@@ -243,6 +271,7 @@ impl Exec {
         &self,
         setup: &Setup,
         kinds: &[Kind],
+        configs: &[ConfigFile<'_>],
         (case, value): (&LargestCase, u64),
         stop: &AtomicBool,
     ) -> Result<Option<harness_exec::trials::runner::FirstRun>, CliError> {
@@ -250,10 +279,13 @@ impl Exec {
         let machine = machine.map(|kind| &kind.machine).ok_or_else(|| {
             CliError::internal("a row has an unknown GPU", "report this with the command")
         })?;
-        let command = match self.largest.largest.first() {
-            Some(first) => case.command(&self.command, &first.name, value),
-            None => self.command.clone(),
-        };
+        let first = self.largest.largest.first();
+        let values = first.map_or_else(BTreeMap::new, |first| case.values(&first.name, value));
+        let mut command = case.command(&self.command, &values);
+        let copies: Vec<_> = configs
+            .iter()
+            .map(|config| config.copy(&mut command, &values))
+            .collect::<Result<_, _>>()?;
         let runner = Runner {
             launch: Launch {
                 command: &command,
@@ -268,7 +300,14 @@ impl Exec {
             copies: Copies::none(),
             stop,
         };
-        Ok(runner.unseen(&case.trial, self.many.predicts())?)
+        let recording = match self.many.report() {
+            _ if !self.many.predicts() => RecordedRequests::Nothing,
+            Some(_) => RecordedRequests::Stacks,
+            None => RecordedRequests::Sizes,
+        };
+        let ran = runner.unseen(&case.trial, recording)?;
+        drop(copies);
+        Ok(ran)
     }
 
     fn exit_of(&self, report: &LargestReport) -> Exit {

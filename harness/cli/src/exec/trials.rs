@@ -698,9 +698,12 @@ impl Options {
     }
 
     fn save(&self, trials: Trials<'_>) -> Result<(), CliError> {
-        self.report().map_or(Ok(()), |path| {
-            terminal::save(path, trials::markdown(trials))
-        })
+        let Some(path) = self.report() else {
+            return Ok(());
+        };
+        let svg = trials::picture(trials);
+        let picture = svg.map_or(Ok(None), |svg| terminal::save_picture(path, &svg))?;
+        terminal::save(path, trials::markdown(trials, picture.as_deref()))
     }
 }
 

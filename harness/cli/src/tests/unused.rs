@@ -38,6 +38,7 @@ const OF_NEITHER: [&[&str]; 35] = [
     &["--at-least", "2"],
     &["--baseline", "peaks.json"],
     &["--code-quality", "lines.json"],
+    &["--config", "train.yaml"],
     &["--context-overhead", "1MiB"],
     &["--cuda", "13"],
     &["--cudnn-workspace", "none"],

@@ -2,7 +2,7 @@
 # - It ends the process if the library of HARNESS_GPU_EXPECTED is not loaded: without it, the program would use a real GPU.
 # - When a process that imported torch exits, it writes torch's memory statistics into the folder of the run. A process that may be killed has written
 #   what is known until then.
-# - HARNESS_GPU_SNAPSHOT also writes a memory snapshot, then and at out of memory errors (`events`: only at the end, without call stacks), HARNESS_GPU_OOMS
+# - HARNESS_GPU_SNAPSHOT also writes a memory snapshot, then and at out of memory errors (`events` and `stacks`: only at the end, without and with call stacks), HARNESS_GPU_OOMS
 #   the call stack of each out of memory error, and HARNESS_GPU_SAMPLES samples of the bytes that torch has allocated. The value `cpu` in HARNESS_GPU
 #   computes operations on the CPU. HARNESS_GPU_COPIES offers copies.
 # - Each process writes that the hook runs in it, and the first effect outside of the program's processes, which a second run would repeat.
@@ -17,7 +17,7 @@ _RUN = os.environ.get("HARNESS_GPU_RUN")
 # The folder with the files of allocation attempts.
 _ATTEMPTS = os.environ.get("HARNESS_GPU_LIMITS_RUN") or _RUN
 # Snapshots serve only for replays. The program must not notice them.
-_EVENTS_ONLY = os.environ.get("HARNESS_GPU_SNAPSHOT") == "events"
+_EVENTS_ONLY = os.environ.get("HARNESS_GPU_SNAPSHOT") in ("events", "stacks")
 # Enough for hours of most programs; each event takes a few hundred bytes.
 _MOST_EVENTS = 500000
 # Frames recorded for an out of memory error.
@@ -820,7 +820,8 @@ def _record_history(module):
     def record():
         if _EVENTS_ONLY:
             try:
-                torch.cuda.memory._record_memory_history(context=None, max_entries=_MOST_EVENTS)
+                context = "alloc" if os.environ["HARNESS_GPU_SNAPSHOT"] == "stacks" else None
+                torch.cuda.memory._record_memory_history(context=context, stacks="python", max_entries=_MOST_EVENTS)
             except Exception:
                 pass  # Only the native allocator has a history.
             return

@@ -1,6 +1,8 @@
 //! The largest value of a parameter that fits on each GPU.
 
-use std::collections::BTreeSet;
+pub(super) mod picture;
+
+use std::collections::{BTreeMap, BTreeSet};
 
 use harness_allocator::units::Bytes;
 use harness_exec::doubts::Doubt;
@@ -54,10 +56,7 @@ fn grid(report: &LargestReport) -> Grid {
         .chain(has_levers.then(|| "saves".to_owned()));
     let row = |row: &LargestRow| {
         let next = row.next.as_ref();
-        let settings = row.alloc_conf.as_deref().map(|conf| match conf {
-            "" => "(no settings)".to_owned(),
-            conf => conf.to_owned(),
-        });
+        let settings = row.alloc_conf.as_deref().map(settings);
         [row.gpu.clone(), Bytes(row.memory).to_string()]
             .into_iter()
             .chain(settings)
@@ -75,6 +74,64 @@ fn grid(report: &LargestReport) -> Grid {
             .collect::<Vec<_>>()
     };
     Grid::new("lr", heads, report.rows.iter().map(row))
+}
+
+/// A short table, as for a README: one row for each GPU and setting, and one column for each
+/// command.
+pub(super) fn short(report: &LargestReport) -> Grid {
+    let name = &report.parameter;
+    let column = |row: &LargestRow| {
+        let others = row.others.iter();
+        let words = others.map(|(name, value)| format!("{name} {value}"));
+        let words: Vec<String> = words.chain(row.lever.clone()).collect();
+        if words.is_empty() {
+            format!("fits up to {name}")
+        } else {
+            format!("{name} with {}", words.join(", "))
+        }
+    };
+    let mut columns: Vec<String> = Vec::new();
+    let mut rows: BTreeMap<(usize, Option<&str>), BTreeMap<usize, String>> = BTreeMap::new();
+    let gpus = words::distinct(report.rows.iter().map(|row| row.gpu.as_str()));
+    for row in &report.rows {
+        let head = column(row);
+        let at = columns.iter().position(|column| *column == head);
+        let at = at.unwrap_or_else(|| {
+            columns.push(head);
+            columns.len() - 1
+        });
+        let cell = match row.largest {
+            _ if row.failure.is_some() => "unknown".to_owned(),
+            largest => words::or_nothing(largest),
+        };
+        let gpu = gpus.iter().position(|gpu| *gpu == row.gpu).unwrap_or(0);
+        let cells = rows.entry((gpu, row.alloc_conf.as_deref())).or_default();
+        cells.insert(at, cell);
+    }
+    let has_settings = rows.keys().any(|(_, conf)| conf.is_some());
+    let heads = ["GPU".to_owned(), "memory".to_owned()]
+        .into_iter()
+        .chain(has_settings.then(|| "settings".to_owned()))
+        .chain(columns.iter().cloned());
+    let line = |((gpu, conf), cells): (&(usize, Option<&str>), &BTreeMap<usize, String>)| {
+        let memory = report.rows.iter().find(|row| row.gpu == gpus[*gpu]);
+        let memory = words::or_nothing(memory.map(|row| Bytes(row.memory)));
+        let cell = |at: usize| words::or_nothing(cells.get(&at));
+        [gpus[*gpu].to_owned(), memory]
+            .into_iter()
+            .chain(has_settings.then(|| settings(conf.unwrap_or_default())))
+            .chain((0..columns.len()).map(cell))
+            .collect::<Vec<_>>()
+    };
+    let aligned = if has_settings { "lrlr" } else { "lr" };
+    Grid::new(aligned, heads, rows.iter().map(line))
+}
+
+fn settings(conf: &str) -> String {
+    match conf {
+        "" => "(no settings)".to_owned(),
+        conf => conf.to_owned(),
+    }
 }
 
 /// More memory is negative.
@@ -212,6 +269,7 @@ mod tests {
                     ..row(vec![timing("a.py:1")])
                 },
             ],
+            curves: vec![],
             runs: 3,
             is_interrupted: false,
         };

@@ -104,10 +104,8 @@ fn a_page_of_markdown_says_the_same() {
         },
         ..mixed()
     };
-    insta::assert_snapshot!(markdown(Trials::Faults(
-        &report,
-        Some(RecoveryExpectation::EndsCleanly)
-    )));
+    let expectation = Some(RecoveryExpectation::EndsCleanly);
+    insta::assert_snapshot!(markdown(Trials::Faults(&report, expectation), None));
 }
 
 #[test]
@@ -124,7 +122,7 @@ fn the_difference_of_a_second_run_is_shown_with_what_is_compared() {
             chance: chance.map(str::to_owned),
             ..mixed()
         };
-        markdown(Trials::Faults(&report, None))
+        markdown(Trials::Faults(&report, None), None)
     };
     let both = page(true, false, Some("the program is not deterministic"));
     assert!(

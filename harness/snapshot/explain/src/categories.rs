@@ -44,6 +44,17 @@ const CATEGORIES: [(&str, &str); 12] = [
     (OTHER, "other"),
 ];
 
+/// The built-in categories in display order.
+pub const ALL: [&str; CATEGORIES.len()] = {
+    let mut all = [""; CATEGORIES.len()];
+    let mut at = 0;
+    while at < all.len() {
+        all[at] = CATEGORIES[at].0;
+        at += 1;
+    }
+    all
+};
+
 /// Returns the description of a category. Those of a user have their names.
 pub fn about(category: &str) -> &str {
     let built_in = CATEGORIES.iter().find(|(name, _)| *name == category);

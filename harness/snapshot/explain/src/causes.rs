@@ -27,7 +27,7 @@ use harness_trace::program::ProgramError;
 use harness_trace::snapshot::{Action, Event, RecordedHostMemory, Snapshot};
 
 pub use crate::byte_cause::{ByteCause, CauseBytes, SiteBytes};
-use crate::categories::{self, CategoryRule};
+use crate::categories::{self, CategoryBytes, CategoryRule};
 pub use crate::consistency::Contradiction;
 pub use crate::explanation::Explanation;
 use crate::fidelity::{self, Fidelity};
@@ -127,6 +127,12 @@ pub fn explain_by(
 pub fn headline(snapshot: &Snapshot, device: u32) -> Result<String, ExplainError> {
     explain_with(snapshot, device, Options::default(), &[], |_| None)
         .map(|explanation| explanation.headline)
+}
+
+/// The categories of memory, without a replay.
+pub fn categories(snapshot: &Snapshot, device: u32) -> Result<Vec<CategoryBytes>, ExplainError> {
+    explain_with(snapshot, device, Options::default(), &[], |_| None)
+        .map(|explanation| explanation.categories)
 }
 
 fn explain_with(

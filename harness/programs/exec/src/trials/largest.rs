@@ -11,6 +11,8 @@
 //! the highest compute capability runs too, and those for which the recordings predict different
 //! values. If more than constant workspaces differ, a GPU runs with the next value too.
 
+mod memory_curve;
+
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::OsString;
@@ -19,8 +21,10 @@ use std::str::FromStr;
 use harness_allocator::{named_enum, units::Bytes};
 use harness_gpu_settings::attempts::{Attempt, AttemptOutcome};
 use harness_trace::program::{RecordedProgram, Replayed, Scaled};
+use harness_trace::snapshot::Snapshot;
 use serde::Serialize;
 
+pub use self::memory_curve::{CategoryPeak, MemoryCurve, MemoryPoint};
 use super::observed::{Observed, TrialEnd};
 use super::runner::FirstRun;
 use super::{Trial, each, replay};
@@ -57,6 +61,10 @@ pub struct Parameter {
 impl Parameter {
     pub fn placeholder(&self) -> String {
         format!("{{{}}}", self.name)
+    }
+
+    pub fn is_in(&self, text: &str) -> bool {
+        !places(text, &self.name).is_empty()
     }
 }
 
@@ -103,17 +111,30 @@ impl FromStr for Parameter {
     }
 }
 
+/// Returns where the placeholders of a parameter begin. `${batch}` is a variable of a shell or of
+/// OmegaConf.
+fn places(text: &str, name: &str) -> Vec<usize> {
+    let placeholder = format!("{{{name}}}");
+    let found = text.match_indices(&placeholder).map(|(at, _)| at);
+    found.filter(|at| !text[..*at].ends_with('$')).collect()
+}
+
+/// Replaces the placeholder of each parameter by its value.
+pub fn filled_in(text: &str, values: &BTreeMap<String, u64>) -> String {
+    let mut text = text.to_owned();
+    for (name, value) in values {
+        for at in places(&text, name).into_iter().rev() {
+            text.replace_range(at..at + name.len() + 2, &value.to_string());
+        }
+    }
+    text
+}
+
 /// Replaces the placeholder of each parameter by its value.
 pub fn with_values(command: &[OsString], values: &BTreeMap<String, u64>) -> Vec<OsString> {
     let replaced = |argument: &OsString| {
-        let Some(text) = argument.to_str() else {
-            return argument.clone();
-        };
-        let mut text = text.to_owned();
-        for (name, value) in values {
-            text = text.replace(&format!("{{{name}}}"), &value.to_string());
-        }
-        text.into()
+        let text = argument.to_str().map(|text| filled_in(text, values).into());
+        text.unwrap_or_else(|| argument.clone())
     };
     command.iter().map(replaced).collect()
 }
@@ -192,15 +213,20 @@ impl LargestCase {
         (&self.others, &self.lever) == (&other.others, &other.lever)
     }
 
-    /// Returns the command of this case with a value of the parameter. The lever's words contain
-    /// placeholders too.
-    pub fn command(&self, command: &[OsString], parameter: &str, value: u64) -> Vec<OsString> {
+    /// Returns the command of this case with these values. The lever's words contain placeholders
+    /// too.
+    pub fn command(&self, command: &[OsString], values: &BTreeMap<String, u64>) -> Vec<OsString> {
+        match &self.lever {
+            Some(lever) => with_values(&lever.added_to(command.to_vec()), values),
+            None => with_values(command, values),
+        }
+    }
+
+    /// Returns the values of all parameters.
+    pub fn values(&self, parameter: &str, value: u64) -> BTreeMap<String, u64> {
         let mut values = self.others.clone();
         values.insert(parameter.to_owned(), value);
-        match &self.lever {
-            Some(lever) => with_values(&lever.added_to(command.to_vec()), &values),
-            None => with_values(command, &values),
-        }
+        values
     }
 
     fn without_lever(&self) -> Self {
@@ -238,6 +264,9 @@ pub struct LargestReport {
     pub smallest: u64,
     pub largest: u64,
     pub rows: Vec<LargestRow>,
+    /// One for each command that replays predict, if runs record call stacks.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub curves: Vec<MemoryCurve>,
     /// The number of runs, of all rows together.
     pub runs: usize,
     pub is_interrupted: bool,
@@ -354,6 +383,8 @@ impl Known {
 struct Model {
     of: LargestCase,
     requests: Scaled,
+    /// Those of its recordings, by value, if they have call stacks.
+    snapshots: BTreeMap<u64, Snapshot>,
     /// `false` if the program may request what it finds free.
     is_usable: bool,
     /// `true` after runs have confirmed a prediction.
@@ -387,6 +418,7 @@ impl<E: Send> LargestSearch<'_, E> {
             smallest: values[0],
             largest: values[values.len() - 1],
             rows: Vec::new(),
+            curves: Vec::new(),
             runs: 0,
             is_interrupted: false,
         };
@@ -416,6 +448,7 @@ impl<E: Send> LargestSearch<'_, E> {
                 row.has_no_effect = models.iter().any(has_no_effect);
             }
         }
+        report.curves = self.curves(&models, &rows);
         report.rows = rows.into_iter().flatten().collect();
         let is_of_group = |one: &LargestRow, other: &LargestRow| {
             (&one.gpu, &one.alloc_conf, &one.others)
@@ -426,6 +459,46 @@ impl<E: Send> LargestSearch<'_, E> {
         }
         report.runs = report.rows.iter().map(|row| row.runs).sum();
         Ok(report)
+    }
+
+    /// Predicts the memory of each command, up to the largest value that fits on a GPU.
+    fn curves(&self, models: &[Model], rows: &[Option<LargestRow>]) -> Vec<MemoryCurve> {
+        let curve = |(index, case): (usize, &LargestCase)| {
+            if self.cases[..index].iter().any(|at| at.has_command_of(case)) {
+                return None;
+            }
+            let has_curve = |model: &&Model| {
+                let of_command = model.of.has_command_of(case);
+                of_command && model.is_usable && !model.snapshots.is_empty()
+            };
+            let model = models.iter().find(has_curve)?;
+            let of_command = self.cases.iter().zip(rows);
+            let of_command = of_command.filter(|(at, _)| at.has_command_of(case));
+            let largest = of_command
+                .clone()
+                .filter_map(|(_, row)| row.as_ref()?.largest);
+            let largest = largest.max()?;
+            let trial = Trial {
+                memory: of_command.map(|(at, _)| at.trial.memory).max()?,
+                ..model.of.trial.clone()
+            };
+            let values = &self.parameter.values;
+            let values = &values[..values.partition_point(|value| *value <= largest)];
+            let point = |value: u64| {
+                let program = model.requests.at(value)?;
+                let setup = replay::setup(&program, &trial, self.context_overhead)?;
+                memory_curve::point(&model.requests, &model.snapshots, value, &setup)
+            };
+            let points = memory_curve::spread(values).into_iter().filter_map(point);
+            Some(MemoryCurve {
+                gpu: model.of.gpu.clone(),
+                others: case.others.clone(),
+                lever: case.lever.as_ref().map(|lever| lever.name.clone()),
+                points: points.collect(),
+            })
+        };
+        let curves = self.cases.iter().enumerate().filter_map(curve);
+        curves.filter(|curve| !curve.points.is_empty()).collect()
     }
 
     /// Orders cases with the same other parameters: first the most memory, then the lowest and the
@@ -890,6 +963,7 @@ fn learn(
         models.push(Model {
             of: case.clone(),
             requests: Scaled::default(),
+            snapshots: BTreeMap::new(),
             is_usable: true,
             is_confirmed: false,
             is_of_another: false,
@@ -920,6 +994,9 @@ fn learn(
             model.requests.add(value, program);
         }
     }
+    model
+        .snapshots
+        .extend(run.snapshot.map(|snapshot| (value, snapshot)));
 }
 
 /// Returns the requests of another GPU if they differ from this recording by constant workspaces
@@ -951,6 +1028,7 @@ fn confirm(models: &mut Vec<Model>, case: &LargestCase, used: usize) {
     let copy = Model {
         of: case.clone(),
         requests: used.requests.clone(),
+        snapshots: BTreeMap::new(),
         is_usable: true,
         is_confirmed: true,
         is_of_another: true,

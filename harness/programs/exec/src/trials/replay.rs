@@ -15,15 +15,15 @@ use crate::record::Record;
 /// Why a run is no base for replays. The text follows the words "the program".
 const DIFFERS: &str = "makes requests that a replay cannot repeat";
 
-/// Returns the allocations of a run on the simulated GPU if one process made them on one device,
-/// none failed, and a replay agrees with them. `memory` is what the process can allocate. Otherwise
-/// returns the reason.
+/// Returns the allocations and the snapshot of a run on the simulated GPU if one process made the
+/// allocations on one device, none failed, and a replay agrees with them. `memory` is what the
+/// process can allocate. Otherwise returns the reason.
 pub(super) fn recorded(
     record: &Record,
     observed: &Observed,
     run: &Path,
     memory: Bytes,
-) -> Result<RecordedProgram, &'static str> {
+) -> Result<(RecordedProgram, Snapshot), &'static str> {
     if observed.ooms.is_some_and(|ooms| ooms > 0) {
         return Err("runs out of memory in its first run");
     }
@@ -39,7 +39,7 @@ pub(super) fn recorded(
     let (program, fidelity) =
         fidelity::recover(&snapshot, *device, Some(memory)).map_err(|_| DIFFERS)?;
     if fidelity.faithful {
-        Ok(program)
+        Ok((program, snapshot))
     } else {
         Err(DIFFERS)
     }

@@ -9,6 +9,7 @@ use std::{io, process::Stdio};
 use harness_allocator::hash::fnv1a;
 use harness_base::files::slug;
 use harness_trace::program::RecordedProgram;
+use harness_trace::snapshot::Snapshot;
 
 use super::copies::Copies;
 use super::observed::{Observed, TrialEnd};
@@ -56,6 +57,16 @@ pub struct FirstRun {
     pub took: Duration,
     /// Its allocations if they were to be recorded, or why they cannot be replayed.
     pub recorded: Option<Result<RecordedProgram, &'static str>>,
+    /// The call stacks of its allocations, if they were to be recorded too.
+    pub snapshot: Option<Snapshot>,
+}
+
+/// What a run records about its allocations.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RecordedRequests {
+    Nothing,
+    Sizes,
+    Stacks,
 }
 
 impl Runner<'_> {
@@ -69,7 +80,11 @@ impl Runner<'_> {
         is_output_kept_free: bool,
         is_recorded: bool,
     ) -> Result<Option<(FirstRun, EndedProgram)>, RunnerError> {
-        let is_recorded = is_recorded && matches!(self.launch.machine, Machine::Simulated(_));
+        let recording = self.possible(if is_recorded {
+            RecordedRequests::Sizes
+        } else {
+            RecordedRequests::Nothing
+        });
         let began = Instant::now();
         let stdout = if is_output_kept_free {
             Stdio::from(io::stderr())
@@ -78,26 +93,34 @@ impl Runner<'_> {
         };
         let ended = self.observe(trial, None, |prepared| {
             prepared.command.stdout(stdout);
-            record(prepared, is_recorded);
+            record(prepared, recording);
             Ok(())
         })?;
-        Ok(ended.map(|ended| self.first_of(trial, began, ended, is_recorded)))
+        Ok(ended.map(|ended| self.first_of(trial, began, ended, recording)))
+    }
+
+    /// Real GPUs record nothing.
+    const fn possible(&self, recording: RecordedRequests) -> RecordedRequests {
+        match self.launch.machine {
+            Machine::Simulated(_) => recording,
+            Machine::Real(..) => RecordedRequests::Nothing,
+        }
     }
 
     /// Runs the program like [`Runner::first`], with output that is not shown.
     pub fn unseen(
         &self,
         trial: &Trial,
-        is_recorded: bool,
+        recording: RecordedRequests,
     ) -> Result<Option<FirstRun>, RunnerError> {
-        let is_recorded = is_recorded && matches!(self.launch.machine, Machine::Simulated(_));
+        let recording = self.possible(recording);
         let began = Instant::now();
         let ended = self.observe(trial, None, |prepared| {
             keep_output(prepared)?;
-            record(prepared, is_recorded);
+            record(prepared, recording);
             Ok(())
         })?;
-        Ok(ended.map(|ended| self.first_of(trial, began, ended, is_recorded).0))
+        Ok(ended.map(|ended| self.first_of(trial, began, ended, recording).0))
     }
 
     /// Runs the program like [`Runner::first`], with output that is kept in files. Also returns its
@@ -113,17 +136,23 @@ impl Runner<'_> {
         trial: &Trial,
         began: Instant,
         (ended, record, observed): (EndedProgram, Record, Observed),
-        is_recorded: bool,
+        recording: RecordedRequests,
     ) -> (FirstRun, EndedProgram) {
         let memory = trial
             .memory
             .saturating_sub(self.launch.machine.context_overhead());
-        let recorded =
-            is_recorded.then(|| replay::recorded(&record, &observed, ended.folder(), memory));
+        let recorded = (recording != RecordedRequests::Nothing)
+            .then(|| replay::recorded(&record, &observed, ended.folder(), memory));
+        let (recorded, snapshot) = match recorded {
+            Some(Ok((program, snapshot))) => (Some(Ok(program)), Some(snapshot)),
+            Some(Err(why)) => (Some(Err(why)), None),
+            None => (None, None),
+        };
         let first = FirstRun {
             observed,
             took: began.elapsed(),
             recorded,
+            snapshot: snapshot.filter(|_| recording == RecordedRequests::Stacks),
         };
         (first, ended)
     }
@@ -198,10 +227,13 @@ fn keep_output(prepared: &mut Prepared) -> io::Result<()> {
     Ok(())
 }
 
-fn record(prepared: &mut Prepared, is_recorded: bool) {
-    prepared
-        .command
-        .envs(is_recorded.then_some((SNAPSHOT, "events")));
+fn record(prepared: &mut Prepared, recording: RecordedRequests) {
+    let form = match recording {
+        RecordedRequests::Nothing => None,
+        RecordedRequests::Sizes => Some("events"),
+        RecordedRequests::Stacks => Some("stacks"),
+    };
+    prepared.command.envs(form.map(|form| (SNAPSHOT, form)));
 }
 
 fn name(trial: &Trial) -> String {

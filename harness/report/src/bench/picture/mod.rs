@@ -1,6 +1,6 @@
 //! Pictures of a benchmark run: curves along an axis, and the trend of an entry.
 //!
-//! Each has a white background, a title and a description.
+//! Each has a white background, a title and a description. Arms differ by colors and by marks.
 
 mod axis;
 pub(super) mod curve;
@@ -8,22 +8,7 @@ pub(super) mod trend;
 
 use plotters::prelude::*;
 
-use crate::svg::{Area, Drawn};
-
-// Okabe and Ito's palette for color-blind readers, without yellow, which is too pale on white:
-// <https://jfly.uni-koeln.de/color/>. Then wine and olive of Paul Tol's muted scheme:
-// <https://sronpersonalpages.nl/~pault/>. Arms also differ by their marks.
-const COLOURS: [RGBColor; 9] = [
-    RGBColor(0, 114, 178),
-    RGBColor(230, 159, 0),
-    RGBColor(0, 158, 115),
-    RGBColor(204, 121, 167),
-    RGBColor(213, 94, 0),
-    RGBColor(86, 180, 233),
-    RGBColor(90, 90, 90),
-    RGBColor(136, 34, 85),
-    RGBColor(153, 153, 51),
-];
+use crate::svg::{Area, COLOURS, Drawn};
 
 fn colour(index: usize) -> RGBColor {
     COLOURS[index % COLOURS.len()]

@@ -87,17 +87,7 @@ impl Scaled {
     /// such a parabola. Returns `None` if no two recordings have the same requests, except for
     /// their sizes.
     pub fn at(&self, value: u64) -> Option<RecordedProgram> {
-        let mut near: Vec<&(u64, RecordedProgram)> = self.recordings.iter().collect();
-        near.sort_by_key(|(at, _)| at.abs_diff(value));
-        // Some requests begin at a certain value, as the workspace of a large reduction.
-        let alike = |one: &(u64, RecordedProgram)| {
-            let alike = near.iter().filter(|other| has_shape_of(&one.1, &other.1));
-            alike.take(3).copied().collect::<Vec<_>>()
-        };
-        let near = near
-            .iter()
-            .map(|one| alike(one))
-            .find(|alike| alike.len() > 1)?;
+        let near = self.near(value)?;
         let mut program = near[0].1.clone();
         let scaled = |of: &dyn Fn(&RecordedProgram) -> Bytes| {
             let points: Vec<(u64, u64)> = near
@@ -118,6 +108,25 @@ impl Scaled {
         program.driver.clear();
         program.reservations.clear();
         Some(program)
+    }
+
+    /// Returns the value of the recording whose stacks [`Scaled::at`] has.
+    pub fn base(&self, value: u64) -> Option<u64> {
+        self.near(value).map(|near| near[0].0)
+    }
+
+    /// Returns the nearest recordings with the same requests: two or three.
+    fn near(&self, value: u64) -> Option<Vec<&(u64, RecordedProgram)>> {
+        let mut near: Vec<&(u64, RecordedProgram)> = self.recordings.iter().collect();
+        near.sort_by_key(|(at, _)| at.abs_diff(value));
+        // Some requests begin at a certain value, as the workspace of a large reduction.
+        let alike = |one: &(u64, RecordedProgram)| {
+            let alike = near.iter().filter(|other| has_shape_of(&one.1, &other.1));
+            alike.take(3).copied().collect::<Vec<_>>()
+        };
+        near.iter()
+            .map(|one| alike(one))
+            .find(|alike| alike.len() > 1)
     }
 }
 
@@ -273,10 +282,10 @@ mod tests {
             ..100 => program(&[4096, 7 * value]),
             _ => program(&[4096, 1024, 7 * value]),
         };
-        assert_eq!(
-            scaled(&[1, 2, 200], stepped).at(300),
-            Some(program(&[4096, 2100]))
-        );
+        let few = scaled(&[1, 2, 200], stepped);
+        assert_eq!(few.at(300), Some(program(&[4096, 2100])));
+        // That of 200 has other requests.
+        assert_eq!((few.base(300), few.base(1)), (Some(2), Some(1)));
         let known = scaled(&[1, 2, 200, 201], stepped);
         assert_eq!(known.at(300), Some(stepped(300)));
         assert_eq!(known.at(50), Some(stepped(50)));

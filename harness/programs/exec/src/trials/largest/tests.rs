@@ -73,6 +73,7 @@ fn run_of(case: &LargestCase, sizes: &[u64]) -> FirstRun {
         observed,
         took: Duration::ZERO,
         recorded: Some(recorded),
+        snapshot: None,
     }
 }
 
@@ -424,12 +425,22 @@ fn placeholders_are_replaced_in_every_argument_and_other_braces_stay() {
         "-c",
         "{1}",
         "--batch={batch}x{seq}",
+        "${batch} {{batch}} {batch",
     ];
     let values = BTreeMap::from([("seq".to_owned(), 512), ("batch".to_owned(), 7)]);
     let replaced = with_values(&command.map(OsString::from), &values);
     assert_eq!(
         replaced,
-        ["env", "SEQ=512", "python", "-c", "{1}", "--batch=7x512"].map(OsString::from)
+        [
+            "env",
+            "SEQ=512",
+            "python",
+            "-c",
+            "{1}",
+            "--batch=7x512",
+            "${batch} {7} {batch"
+        ]
+        .map(OsString::from)
     );
 }
 
@@ -454,13 +465,11 @@ fn placeholders_of_levers_and_of_the_command_are_replaced() {
         "7",
         "--length=512",
     ];
-    assert_eq!(
-        case.command(&command, "batch", 7),
-        words.map(OsString::from)
-    );
+    let values = case.values("batch", 7);
+    assert_eq!(case.command(&command, &values), words.map(OsString::from));
     let plain = case.without_lever();
     assert_eq!(
-        plain.command(&command, "batch", 7),
+        plain.command(&command, &values),
         ["train", "--batch=7"].map(OsString::from)
     );
 }

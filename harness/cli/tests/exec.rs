@@ -69,6 +69,7 @@ fn main() -> ExitCode {
         nvidia_smi_prints_whole_lines_for_the_named_gpus
         a_library_is_asked_only_by_a_process_that_uses_the_gpu_and_for_its_devices
         a_runtime_that_is_linked_in_is_replaced_or_named
+        the_functions_of_cuda_bindings_are_those_of_the_simulated_runtime
         cudnn_gets_an_error_in_place_of_the_tables_of_the_driver
         a_program_that_cannot_load_the_simulated_gpu_is_named_before_the_run
         a_cuda_release_or_gpu_that_the_program_lacks_is_named
@@ -1379,6 +1380,61 @@ fn a_process_has_the_name_and_figures_of_the_libraries_that_it_uses(world: World
     }
 }
 
+/// A module of cuda.bindings, whose own functions return 999, and a program that calls them as
+/// other modules of cuda.bindings do.
+const BINDINGS: [(&str, &str); 2] = [
+    (
+        "site/linked.py",
+        "import ctypes\n\
+         own = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_size_t)(lambda *given: 999)\n\
+         new = ctypes.pythonapi.PyCapsule_New\n\
+         new.argtypes, new.restype = [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p], \
+         ctypes.py_object\n\
+         NAME = b'cudaError_t (void **, size_t)'\n\
+         __pyx_capi__ = {name: new(ctypes.cast(own, ctypes.c_void_p), NAME, None)\n    \
+         for name in ('_cudaMalloc', '_cudaOfNoRuntime', 'getDriverEglFrame')}\n",
+    ),
+    (
+        "bound.py",
+        "import ctypes, importlib, linked, sys\n\
+         find = ctypes.pythonapi.PyCapsule_GetPointer\n\
+         find.argtypes, find.restype = [ctypes.py_object, ctypes.c_char_p], ctypes.c_void_p\n\
+         type_of = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_size_t)\n\
+         for module in sys.argv[1:]:\n    \
+         functions = importlib.import_module('cuda.bindings.' + module).__pyx_capi__\n    \
+         for name in functions:\n        \
+         place = ctypes.c_void_p()\n        \
+         print(type_of(find(functions[name], linked.NAME))(ctypes.byref(place), 1 << 20))\n",
+    ),
+];
+
+fn the_functions_of_cuda_bindings_are_those_of_the_simulated_runtime(world: World) {
+    let modules = [
+        "_bindings.cyruntime",
+        "_bindings.cyruntime_ptds",
+        "_internal.runtime",
+        "_internal.runtime_ptds",
+    ];
+    for (name, text) in BINDINGS {
+        world.write(name, text);
+    }
+    for module in modules {
+        let file = format!("site/cuda/bindings/{}.py", module.replace('.', "/"));
+        world.write(
+            &file,
+            "from linked import __pyx_capi__\n__pyx_capi__ = dict(__pyx_capi__)\n",
+        );
+    }
+    for (version, of_runtime) in [("13.5.0", 0), ("12.9.4", 999)] {
+        let package = format!("__version__ = '{version}'\n");
+        world.write("site/cuda/bindings/__init__.py", &package);
+        let command = [&["python3", "bound.py"], &modules[..]].concat();
+        let ran = world.run(&[], &command);
+        let expected = format!("{of_runtime}\n999\n999\n").repeat(modules.len());
+        assert_eq!(ran.out, expected, "{version}: {}", ran.err);
+    }
+}
+
 fn a_library_is_asked_only_by_a_process_that_uses_the_gpu_and_for_its_devices(world: World) {
     for (name, text) in LIBRARIES {
         world.write(&format!("site/{name}"), text);
@@ -2498,7 +2554,7 @@ const FOUR: &str = "import torch\ntorch.cuda.malloc(4 << 20)\nfor size in [2, 6,
      pass\nprint('done')\n";
 
 /// The programs of `fake_library`, and what the output says about them.
-const OF_LIBRARY: [(&str, i32, &[&str]); 5] = [
+const OF_LIBRARY: [(&str, i32, &[&str]); 6] = [
     (
         "recovers",
         0,
@@ -2513,9 +2569,14 @@ const OF_LIBRARY: [(&str, i32, &[&str]); 5] = [
         "repeats",
         0,
         &[
-            "the next request is as large as the failed one, so it fails again if the GPU stays \
-             full: 1, 2.",
+            "the next request is at least as large as the failed one, so it fails again if the \
+             GPU stays full: 1, 2.",
         ],
+    ),
+    (
+        "grows",
+        0,
+        &["at least as large as the failed one, so it fails again if the GPU stays full: 1, 2."],
     ),
     (
         "swallows",

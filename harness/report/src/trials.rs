@@ -390,7 +390,7 @@ fn notes_on_faults(
         note_on_less_work(report),
         note_on_chance(report),
         note_on_not_reached(report),
-        note_on_same_request(report),
+        note_on_next_request(report),
         note_on_single_failures(report),
         several,
     ]
@@ -507,18 +507,20 @@ fn note_on_not_reached(report: &FaultReport) -> Option<String> {
     })
 }
 
-/// Names failures after which the program repeats the same request. A real GPU that stays full
-/// refuses it again. PyTorch rounds requests, so its sizes show nothing.
-fn note_on_same_request(report: &FaultReport) -> Option<String> {
-    let is_same = |case: &&FaultCase| {
-        case.outcome == TrialOutcome::Recovered && case.next_size == Some(case.size)
+/// Names failures after which the program requests as much again, or more, as from an arena that
+/// doubles its requests. A real GPU that stays full refuses that too. PyTorch rounds requests, so
+/// its sizes show nothing.
+fn note_on_next_request(report: &FaultReport) -> Option<String> {
+    let is_no_smaller = |case: &&FaultCase| {
+        case.outcome == TrialOutcome::Recovered && case.next_size >= Some(case.size)
     };
-    let same: Vec<String> = report.cases.iter().filter(is_same).map(numbered).collect();
-    (report.caller != Caller::Torch && !same.is_empty()).then(|| {
+    let cases = report.cases.iter().filter(is_no_smaller);
+    let no_smaller: Vec<String> = cases.map(numbered).collect();
+    (report.caller != Caller::Torch && !no_smaller.is_empty()).then(|| {
         format!(
-            "After failures of these attempts the next request is as large as the failed one, so \
-             it fails again if the GPU stays full: {}.",
-            same.join(", ")
+            "After failures of these attempts the next request is at least as large as the failed \
+             one, so it fails again if the GPU stays full: {}.",
+            no_smaller.join(", ")
         )
     })
 }

@@ -33,9 +33,10 @@ _MALLOC_ASYNC = 2
 _WITH_PEAKS = ("allocated_bytes", "reserved_bytes", "active_bytes", "requested_bytes")
 # Exceptions looked at from one to its cause.
 _MOST_CAUSES = 16
-# Texts of errors of PyTorch, Triton, CuPy, JAX and TensorFlow if a library has no memory for a handle, a plan or a module.
+# Texts of errors of PyTorch, Triton, CuPy, JAX, TensorFlow and ONNX Runtime if a library has no memory for a handle, a plan or a module.
 _ERRORS_OF_LIBRARIES = (
     "CUBLAS_STATUS_ALLOC_FAILED",
+    "CUBLAS failure 3: ",
     "CUDNN_STATUS_ALLOC_FAILED",
     "CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED",
     "CUSOLVER_STATUS_ALLOC_FAILED",
@@ -1294,6 +1295,8 @@ if _RUN and not hasattr(sys, "_harness_hook"):
     sys.meta_path.insert(0, _ModuleFinder("torch.cuda", _with_cuda))
     if "HARNESS_GPU" in os.environ:
         sys.meta_path.insert(0, _ModuleFinder("jax._src.hardware_utils", _libraries.with_device_files))
+        for name in _libraries.RUNTIME_BINDINGS:
+            sys.meta_path.insert(0, _ModuleFinder(name, _if_known(_libraries.with_simulated_runtime)))
         sys.meta_path.insert(0, _EngineFinder())
     if _IS_CPU:
         sys.meta_path.insert(0, _ModuleFinder("torch", _compute_values))

@@ -207,3 +207,31 @@ def watch_handled_errors(then):
 def with_device_files(module):
     """JAX opens the GPU only if one of these files exists. The simulated GPU has none."""
     module.has_visible_nvidia_gpu = lambda: True
+
+
+# The modules of cuda.bindings with the C functions of the runtime, which their `__pyx_capi__` exports: before and since version 13.5.
+RUNTIME_BINDINGS = tuple(
+    "cuda.bindings." + module + ending for module in ("_bindings.cyruntime", "_internal.runtime") for ending in ("", "_ptds")
+)
+
+
+def with_simulated_runtime(module):
+    """Replaces the CUDA runtime that cuda.bindings has linked in without symbols. Other modules import its C functions from `module`, after this change."""
+    import ctypes
+
+    release = sys.modules["cuda.bindings"].__version__.partition(".")[0]
+    path = os.path.join(os.environ["HARNESS_GPU_LIBRARIES"], "libcudart.so." + release)
+    if not os.path.exists(path):
+        return
+    runtime, api = ctypes.CDLL(path), ctypes.pythonapi
+    api.PyCapsule_GetName.argtypes, api.PyCapsule_GetName.restype = [ctypes.py_object], ctypes.c_void_p
+    api.PyCapsule_New.argtypes, api.PyCapsule_New.restype = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p], ctypes.py_object
+    ending = "_ptds" if module.__name__.endswith("_ptds") else ""
+    functions = module.__pyx_capi__
+    for name in [name for name in functions if name.startswith("_cuda")]:
+        names = [name[1:] + ending for ending in (("_ptsz", "_ptds", "") if ending else ("",))]
+        found = next((name for name in names if hasattr(runtime, name)), None)
+        if found:
+            address = ctypes.cast(getattr(runtime, found), ctypes.c_void_p)
+            # The name is the type of the function, a string of the module.
+            functions[name] = api.PyCapsule_New(address, api.PyCapsule_GetName(functions[name]), None)

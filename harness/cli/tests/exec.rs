@@ -70,7 +70,7 @@ fn main() -> ExitCode {
         a_library_is_asked_only_by_a_process_that_uses_the_gpu_and_for_its_devices
         a_runtime_that_is_linked_in_is_replaced_or_named
         the_functions_of_cuda_bindings_are_those_of_the_simulated_runtime
-        cudnn_gets_an_error_in_place_of_the_tables_of_the_driver
+        cudnn_and_nvjitlink_get_an_error_in_place_of_the_tables_of_the_driver
         a_program_that_cannot_load_the_simulated_gpu_is_named_before_the_run
         a_cuda_release_or_gpu_that_the_program_lacks_is_named
         a_function_needed_only_by_an_extension_exists
@@ -1629,7 +1629,7 @@ fn a_runtime_that_is_linked_in_is_replaced_or_named(world: World) {
     named(&[], "asks for internal tables of NVIDIA's driver");
 }
 
-fn cudnn_gets_an_error_in_place_of_the_tables_of_the_driver(world: World) {
+fn cudnn_and_nvjitlink_get_an_error_in_place_of_the_tables_of_the_driver(world: World) {
     world.write(
         "planner.c",
         "#include <dlfcn.h>\nint plan(void) { int (*tables)(void *, void *) = \
@@ -1648,23 +1648,18 @@ fn cudnn_gets_an_error_in_place_of_the_tables_of_the_driver(world: World) {
             .status();
         assert!(made.unwrap().success(), "a C compiler is required");
     };
-    compile(&[
-        "-shared",
-        "-fPIC",
-        "-o",
-        "libcudnn_planner.so",
-        "planner.c",
-        "-ldl",
-    ]);
-    compile(&["-o", "program", "main.c", "./libcudnn_planner.so"]);
-    let ran = world.run(&["--cuda", "13"], &["./program"]);
-    // Seven more than CUDA_ERROR_NOT_SUPPORTED.
-    assert_eq!(
-        (ran.code, ran.out.as_str()),
-        (Some(0), "808"),
-        "{}",
-        ran.err
-    );
+    for library in ["./libcudnn_planner.so", "./libnvJitLink.so.13"] {
+        compile(&["-shared", "-fPIC", "-o", library, "planner.c", "-ldl"]);
+        compile(&["-o", "program", "main.c", library]);
+        let ran = world.run(&["--cuda", "13"], &["./program"]);
+        // Seven more than CUDA_ERROR_NOT_SUPPORTED.
+        assert_eq!(
+            (ran.code, ran.out.as_str()),
+            (Some(0), "808"),
+            "{library}: {}",
+            ran.err
+        );
+    }
 }
 
 /// Programs of another processor or C library end before the run; a static one starts others.

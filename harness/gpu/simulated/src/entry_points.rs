@@ -91,7 +91,7 @@ fn file_of(address: usize) -> Option<CString> {
 /// Returns internal tables of NVIDIA's driver, which CUDA's runtime needs. The simulated driver has
 /// none, so a runtime that is linked into an object and has not been replaced cannot run. That of
 /// cuDNN gets an error: cuDNN asks for kernels that it can leave out while it plans without a
-/// device. Objects without the function's name get an error too: they only pass on calls, as libffi
+/// device. So does that of nvJitLink, which only links code. Objects without the function's name get an error too: they only pass on calls, as libffi
 /// does for Python.
 #[unsafe(no_mangle)]
 #[unsafe(naked)]
@@ -116,8 +116,9 @@ fn contains(file: &CStr, bytes: &[u8]) -> bool {
     })
 }
 
-/// The start of the names of cuDNN's libraries.
-const CUDNN: &[u8] = b"libcudnn";
+/// The starts of the names of libraries that do without the tables: cuDNN's, which ask for kernels,
+/// and the linker of CUDA code, which also works without a driver.
+const WITHOUT_TABLES: [&[u8]; 2] = [b"libcudnn", b"libnvJitLink"];
 
 extern "C" fn answer_for_tables(caller: usize) -> c_int {
     let file = file_of(caller);
@@ -128,7 +129,8 @@ extern "C" fn answer_for_tables(caller: usize) -> c_int {
     if is_passed_on {
         machine().counters.note_unmodelled(TABLES);
     }
-    if is_passed_on || name.is_some_and(|name| name.starts_with(CUDNN)) {
+    let does_without = |name: &[u8]| WITHOUT_TABLES.iter().any(|start| name.starts_with(start));
+    if is_passed_on || name.is_some_and(does_without) {
         return answer(Err(Code::NotSupported));
     }
     let object = file.map_or_else(

@@ -1222,10 +1222,8 @@ fn a_capture_ends_with_its_graph_on_any_device_and_the_next_has_another() {
 }
 
 #[test]
-fn a_node_lives_as_long_as_its_graph_and_one_with_graphs_is_not_supported() {
-    const TEST: &str = "a_node_lives_as_long_as_its_graph_and_one_with_graphs_is_not_supported";
-    /// `CU_GRAPH_NODE_TYPE_CONDITIONAL` and `CUDA_ERROR_NOT_SUPPORTED`.
-    const CONDITIONAL: (c_int, c_int) = (13, 801);
+fn a_node_lives_as_long_as_its_graph() {
+    const TEST: &str = "a_node_lives_as_long_as_its_graph";
     if !is_program(TEST) {
         return Run::new().passes(TEST);
     }
@@ -1244,15 +1242,74 @@ fn a_node_lives_as_long_as_its_graph_and_one_with_graphs_is_not_supported() {
                 assert_eq!((cuGraphNodeGetType(node, &raw mut kind), kind), (0, of));
                 seen.insert(node);
             }
-            let (kind, code) = CONDITIONAL;
-            assert_eq!(
-                cuGraphAddNode(&raw mut node, graph, none, 0, &raw const kind),
-                code
-            );
             assert_eq!(cudaGraphDestroy(graph), 0);
         }
     }
     assert!(seen.len() < 128, "nodes are freed with their graph");
+}
+
+/// `CUgraphNodeParams` of a conditional node.
+#[repr(C)]
+struct ConditionalParameters {
+    node: [c_int; 4],
+    handle: u64,
+    kind: c_int,
+    size: c_uint,
+    bodies: *const usize,
+    rest: [u64; 26],
+}
+
+#[test]
+fn a_conditional_node_has_a_graph_for_each_case_which_takes_nodes() {
+    let (mut graph, mut node, mut kind) = (0, 0, -1);
+    let none = ptr::null();
+    let wanted = |kind, size| ConditionalParameters {
+        node: [13, 0, 0, 0],
+        handle: 0,
+        kind,
+        size,
+        bodies: ptr::null(),
+        rest: [0; 26],
+    };
+    let (if_, while_, switch) = (0, 1, 2);
+    // SAFETY: all places are valid, and the bodies live as long as their graph.
+    unsafe {
+        assert_eq!(cudaGraphCreate(&raw mut graph, 0), 0);
+        let mut add = |kind, size| {
+            let mut parameters = wanted(kind, size);
+            let place = (&raw mut parameters).cast::<c_int>();
+            let code = cuGraphAddNode(&raw mut node, graph, none, 0, place);
+            (code, parameters.bodies)
+        };
+        let refused = [(if_, 0), (if_, 3), (while_, 2), (switch, 0), (3, 1)];
+        for (kind, size) in refused {
+            assert_eq!(
+                add(kind, size),
+                (INVALID_VALUE, ptr::null()),
+                "{kind} {size}"
+            );
+        }
+        let mut seen = std::collections::BTreeSet::new();
+        for (kind, size) in [(if_, 1), (if_, 2), (while_, 1), (switch, 5)] {
+            let (code, bodies) = add(kind, size);
+            assert_eq!(code, 0, "{kind} {size}");
+            seen.extend(std::slice::from_raw_parts(bodies, size as usize));
+        }
+        assert_eq!(seen.len(), 9, "each body is a graph");
+        assert_eq!((cuGraphNodeGetType(node, &raw mut kind), kind), (0, 13));
+        for body in seen {
+            let empty = 5;
+            assert_eq!(
+                cuGraphAddNode(&raw mut node, body, none, 0, &raw const empty),
+                0
+            );
+        }
+        let mut executable = 0;
+        assert_eq!(cudaGraphInstantiate(&raw mut executable, graph, 0), 0);
+        assert_eq!(cudaGraphLaunch(executable, 0), 0);
+        assert_eq!(cudaGraphExecDestroy(executable), 0);
+        assert_eq!(cudaGraphDestroy(graph), 0);
+    }
 }
 
 /// The graphs of the test programs have memory of the first device.

@@ -176,6 +176,10 @@ export! {
 
 /// Destroys a graph with its nodes, or an executable graph.
 fn destroy(object: usize) -> Result<(), Code> {
+    let bodies = bodies().remove(&object).unwrap_or_default();
+    for body in bodies.into_iter().flatten() {
+        destroy(body)?;
+    }
     let nodes = nodes().remove(&object).unwrap_or_default();
     let destroyed = graph_memory::destroy(object, &nodes);
     for object in nodes.into_iter().chain([object]) {
@@ -216,6 +220,14 @@ static NODES: Mutex<BTreeMap<usize, Vec<usize>>> = Mutex::new(BTreeMap::new());
 
 fn nodes() -> MutexGuard<'static, BTreeMap<usize, Vec<usize>>> {
     NODES.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// The bodies of the conditional nodes of each graph, an array for each node, which the program
+/// reads until the graph is destroyed.
+static BODIES: Mutex<BTreeMap<usize, Vec<Box<[usize]>>>> = Mutex::new(BTreeMap::new());
+
+fn bodies() -> MutexGuard<'static, BTreeMap<usize, Vec<Box<[usize]>>>> {
+    BODIES.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Begins a capture into a new graph or one of the program.
@@ -279,8 +291,7 @@ fn capture_info(
     Ok(())
 }
 
-/// Kinds of nodes, of which conditional ones are not supported: a program reads graphs from their
-/// parameters.
+/// Kinds of nodes. The bodies of conditional ones never run: no kernel sets their condition.
 const CHILD: c_int = 4;
 const ALLOCATE: c_int = 10;
 const FREE: c_int = 11;
@@ -311,7 +322,24 @@ union OfKind {
     /// The address to free.
     word: usize,
     child: Child,
+    conditional: Conditional,
 }
+
+/// `CUDA_CONDITIONAL_NODE_PARAMS`.
+#[derive(Clone, Copy)]
+#[repr(C)]
+struct Conditional {
+    handle: u64,
+    kind: c_int,
+    size: c_uint,
+    /// The output: an array of this size.
+    bodies: *const usize,
+}
+
+/// `CUgraphConditionalNodeType`.
+const IF: c_int = 0;
+const WHILE: c_int = 1;
+const SWITCH: c_int = 2;
 
 #[derive(Clone, Copy)]
 #[repr(C)]
@@ -371,7 +399,7 @@ fn add_described(
     // SAFETY: the program passes parameters, whose kind says which fields they have.
     let described = unsafe {
         match (&raw const (*parameters).kind).read() {
-            CONDITIONAL => return Err(Code::NotSupported),
+            CONDITIONAL => return add_conditional(node, place, &mut (*parameters).of.conditional),
             ALLOCATE => Node::Allocate(&mut (*parameters).of.allocation),
             FREE => Node::Free((*parameters).of.word),
             CHILD if (*parameters).of.child.ownership == MOVE => {
@@ -383,6 +411,26 @@ fn add_described(
         }
     };
     add_node(node, place, described)
+}
+
+/// Adds a node with empty graphs as bodies: one, or two for an if with an else, or as many as a
+/// switch has cases.
+fn add_conditional(
+    node: Out<'_, *mut u8>,
+    place: (usize, *const usize, usize),
+    parameters: &mut Conditional,
+) -> Result<(), Code> {
+    match (parameters.kind, parameters.size) {
+        (IF, 1 | 2) | (WHILE, 1) | (SWITCH, 1..) => {}
+        _ => return Err(Code::InvalidValue),
+    }
+    add_node(node, place, Node::Other(CONDITIONAL))?;
+    let graphs: Box<[usize]> = (0..parameters.size)
+        .map(|_| new_object().expose_provenance())
+        .collect();
+    parameters.bodies = graphs.as_ptr();
+    bodies().entry(place.0).or_default().push(graphs);
+    Ok(())
 }
 
 /// Adds a node after others to a graph. The kind is at the start of its object.

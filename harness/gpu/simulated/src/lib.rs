@@ -47,6 +47,7 @@ mod context;
 mod contexts;
 mod copied;
 mod device_properties;
+mod distributions;
 mod dnn;
 mod driver;
 mod entry_points;

@@ -49,7 +49,7 @@ fn philox<const PLACES: usize>(
     words
 }
 
-fn uniform(word: u32) -> f32 {
+pub(crate) fn uniform(word: u32) -> f32 {
     // In double precision the sum is exact, so it is rounded once, as on a GPU.
     (f64::from(word as f32) * 2f64.powi(-32) + 2f64.powi(-33)) as f32
 }
@@ -67,8 +67,21 @@ fn pairs([first, second, third, fourth]: [u32; 4]) -> [[u32; 2]; 2] {
     [[first, second], [third, fourth]]
 }
 
+pub(crate) fn uniform_doubles(words: [u32; 4]) -> [f64; 2] {
+    pairs(words).map(uniform_double)
+}
+
+pub(crate) fn long_words(words: [u32; 4]) -> [u64; 2] {
+    pairs(words).map(|[high, low]| u64::from(high) << 32 | u64::from(low))
+}
+
+/// The next four words of a thread.
+pub(crate) fn words(seed: u64, thread: u64, offset: u64) -> [u32; 4] {
+    philox(seed, [(thread, offset / 4)], STEPS).map(|[word]| word)
+}
+
 /// The method of Box and Muller.
-fn normal(words: [u32; 4]) -> [f32; 4] {
+pub(crate) fn normal(words: [u32; 4]) -> [f32; 4] {
     let [[first, second], [third, fourth]] = pairs(words).map(|[first, second]| {
         let angle = (f64::from(second) + 0.5) * (2f64.powi(-32) * TAU);
         let (sine, cosine) = (angle as f32).sin_cos();
@@ -78,7 +91,7 @@ fn normal(words: [u32; 4]) -> [f32; 4] {
     [first, second, third, fourth]
 }
 
-fn normal_double(words: [u32; 4]) -> [f64; 2] {
+pub(crate) fn normal_double(words: [u32; 4]) -> [f64; 2] {
     let [first, second] = pairs(words);
     let (sine, cosine) = ((bits(second) + 0.5) * (2f64.powi(-53) * TAU)).sin_cos();
     let radius = (-2.0 * uniform_double(first).ln()).sqrt();
@@ -88,9 +101,6 @@ fn normal_double(words: [u32; 4]) -> [f64; 2] {
 /// What a thread makes of four words.
 #[derive(Clone, Copy)]
 enum Numbers {
-    Words,
-    /// Two words each.
-    LongWords,
     /// Between 0 (exclusive) and 1.
     Uniform,
     UniformDouble,
@@ -99,9 +109,7 @@ enum Numbers {
 }
 
 impl Numbers {
-    const ALL: [Self; 6] = [
-        Self::Words,
-        Self::LongWords,
+    const ALL: [Self; 4] = [
         Self::Uniform,
         Self::UniformDouble,
         Self::Normal,
@@ -111,18 +119,18 @@ impl Numbers {
 
 /// How a kernel of PyTorch draws numbers.
 #[derive(Clone, Copy)]
-struct Draw {
+pub(crate) struct Draw {
     /// Neighbouring elements of a thread in a round.
-    neighbours: usize,
-    threads: usize,
-    seed: u64,
+    pub(crate) neighbours: usize,
+    pub(crate) threads: usize,
+    pub(crate) seed: u64,
     /// Words that each thread has drawn since the seed was set: a multiple of 4.
-    offset: u64,
+    pub(crate) offset: u64,
 }
 
 impl Draw {
     /// Fills the elements with the numbers that `make` makes of four words.
-    fn fill<T, const N: usize>(self, into: &mut [T], make: impl Fn([u32; 4]) -> [T; N]) {
+    pub(crate) fn fill<T, const N: usize>(self, into: &mut [T], make: impl Fn([u32; 4]) -> [T; N]) {
         let Self {
             neighbours,
             threads,
@@ -184,7 +192,7 @@ impl Draw {
 }
 
 /// Fills `count` elements with numbers that a kernel of PyTorch draws. `numbers` is an index of
-/// [`Numbers::ALL`]. Integers are less than `below`, unless it is 0.
+/// [`Numbers::ALL`].
 ///
 /// # Safety
 /// There are `count` elements of the type of the numbers, aligned, and nothing else uses them
@@ -196,7 +204,6 @@ unsafe extern "C" fn harness_values_random(
     threads: usize,
     seed: u64,
     offset: u64,
-    below: u64,
     into: *mut c_void,
     count: usize,
 ) {
@@ -209,22 +216,11 @@ unsafe extern "C" fn harness_values_random(
         seed,
         offset,
     };
-    let bounded = |word: u64| word.checked_rem(below).unwrap_or(word);
     // SAFETY: as the caller promises.
     unsafe {
         match Numbers::ALL[numbers] {
-            Numbers::Words => draw.fill(elements(into, count), |words| {
-                words.map(|word| bounded(word.into()) as u32)
-            }),
-            Numbers::LongWords => {
-                draw.fill(elements(into, count), |words| {
-                    pairs(words).map(|[high, low]| bounded(u64::from(high) << 32 | u64::from(low)))
-                });
-            }
             Numbers::Uniform => draw.fill(elements(into, count), |words| words.map(uniform)),
-            Numbers::UniformDouble => draw.fill(elements(into, count), |words| {
-                pairs(words).map(uniform_double)
-            }),
+            Numbers::UniformDouble => draw.fill(elements(into, count), uniform_doubles),
             Numbers::Normal => draw.fill(elements(into, count), normal),
             Numbers::NormalDouble => draw.fill(elements(into, count), normal_double),
         }

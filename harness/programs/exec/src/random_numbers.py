@@ -6,13 +6,33 @@ import math
 
 import torch
 
-_WORDS, _LONG_WORDS, _UNIFORM, _UNIFORM_DOUBLE, _NORMAL, _NORMAL_DOUBLE = range(6)
-_TYPES = torch.int32, torch.int64, torch.float32, torch.float64, torch.float32, torch.float64
+_UNIFORM, _UNIFORM_DOUBLE, _NORMAL, _NORMAL_DOUBLE = range(4)
+_TYPES = torch.float32, torch.float64, torch.float32, torch.float64
+# `Distribution` and scalar types in distributions.rs.
+_OF_UNIFORM, _OF_NORMAL, _OF_LOG_NORMAL, _OF_CAUCHY, _OF_EXPONENTIAL, _OF_GEOMETRIC, _OF_BERNOULLI, _OF_INTEGERS = range(8)
+_SCALAR_TYPES = dict(zip((torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.float16, torch.float32, torch.float64), range(8)))
+_SCALAR_TYPES |= {torch.bool: 11, torch.bfloat16: 15}
 _IS_OLD = torch.__version__ < (2, 7)
 # Of ranges from this size on, numbers have 64 bits.
 _LONG_RANGE = 1 << 32 if _IS_OLD else 1 << 28
+_State = ctypes.c_uint64 * 2
 # Threads of a block.
 _BLOCK, _BLOCK_OF_SAMPLES = 256, 128
+
+
+class _Filling(ctypes.Structure):
+    """`Filling` in distributions.rs"""
+
+    _fields_ = [
+        ("distribution", ctypes.c_size_t),
+        ("scalar_type", ctypes.c_int32),
+        ("is_long", ctypes.c_bool),
+        ("threads", ctypes.c_size_t),
+        ("state", _State),
+        ("parameters", ctypes.c_double * 2),
+        ("least", ctypes.c_int64),
+        ("count", ctypes.c_uint64),
+    ]
 
 
 class Numbers:
@@ -23,28 +43,26 @@ class Numbers:
     def __init__(self, seed, offset):
         self.seed, self.offset = seed, offset
 
-    def __call__(self, kind, count, neighbours=1, threads=None, below=0):
-        """Returns numbers of a kind, or integers below a bound if it is not 0."""
+    def __call__(self, kind, count, neighbours=1, threads=None):
+        """Returns numbers of a kind."""
         into = torch.empty(count, dtype=_TYPES[kind])
-        self.gpu.harness_values_random(kind, neighbours, threads or _threads(count), self.seed, self.offset, below, into.data_ptr(), count)
+        self.gpu.harness_values_random(kind, neighbours, threads or _threads(count), self.seed, self.offset, into.data_ptr(), count)
         return into
 
-    def after(self, count, per_draw):
-        """Returns the numbers after a kernel drew `count`, `per_draw` at a time."""
-        return Numbers(self.seed, self.offset + 4 * -(-count // (_threads(count) * per_draw)))
+    def fill(self, tensor, distribution, *parameters, least=0, count=0, is_long=False):
+        """Fills a tensor as a kernel does, which numbers the elements by their addresses."""
+        into = torch.empty(tensor.numel(), dtype=tensor.dtype)
+        state = self.seed, self.offset
+        filling = _Filling(distribution, _SCALAR_TYPES[tensor.dtype], is_long, _threads(len(into)), state, parameters, least, count)
+        self.gpu.harness_values_fill(ctypes.byref(filling), into.data_ptr(), len(into), into.element_size())
+        return _store(tensor, into)
 
     def after_heads(self, count):
         """Returns the numbers of FlashAttention after those of `count` heads."""
         return Numbers(self.seed, self.offset + 32 * count)
 
-    def uniform(self, tensor):
-        return self(_UNIFORM_DOUBLE if tensor.dtype == torch.float64 else _UNIFORM, tensor.numel())
-
     def normal(self, tensor):
         return self(_NORMAL_DOUBLE if tensor.dtype == torch.float64 else _NORMAL, tensor.numel())
-
-    def integers(self, count, below, is_long):
-        return self(_LONG_WORDS, count, below=below) if is_long else self(_WORDS, count, below=below).to(torch.int64) & 0xFFFF_FFFF
 
     @classmethod
     def of(cls, seed, offset):
@@ -78,7 +96,9 @@ def _threads(count):
 def begin(library):
     """Draws from this library."""
     size, number, address = ctypes.c_size_t, ctypes.c_uint64, ctypes.c_void_p
-    library.harness_values_random.argtypes = [size, size, size, number, number, number, address, size]
+    library.harness_values_random.argtypes = [size, size, size, number, number, address, size]
+    library.harness_values_fill.argtypes = [address, address, size, size]
+    library.harness_values_permutation.argtypes = [address, size, address, size]
     library.harness_values_flash.argtypes = [number, number, size, size, size, address]
     Numbers.gpu = library
 
@@ -90,21 +110,14 @@ def _store(tensor, numbers):
     return tensor
 
 
-def _scaled(numbers, factor, summand):
-    """A GPU rounds only the sum."""
-    return (numbers.double() * factor + summand).to(numbers.dtype) if summand else numbers * factor
-
-
 def _uniform(draw, tensor, start=0.0, end=1.0):
-    start, end = (float(torch.tensor(bound, dtype=tensor.dtype)) for bound in (start, end))
-    numbers = _scaled(draw.uniform(tensor), end - start, start).to(tensor.dtype)
-    return _store(tensor, numbers.masked_fill_(numbers == end, start))
+    return draw.fill(tensor, _OF_UNIFORM, start, end)
 
 
 def _normal(draw, tensor, mean=0.0, std=1.0):
     if tensor.is_complex():
         return _normal(draw, torch.view_as_real(tensor), mean, std / math.sqrt(2))
-    return _store(tensor, _scaled(draw.normal(tensor), std, mean))
+    return draw.fill(tensor, _OF_NORMAL, mean, std)
 
 
 def _normal_of(draw, mean, std=1.0):
@@ -113,31 +126,23 @@ def _normal_of(draw, mean, std=1.0):
 
 
 def _log_normal(draw, tensor, mean=1.0, std=2.0):
-    return _store(tensor, _scaled(draw.normal(tensor), std, mean).exp_())
+    return draw.fill(tensor, _OF_LOG_NORMAL, mean, std)
 
 
 def _cauchy(draw, tensor, median=0.0, sigma=1.0):
-    numbers = draw.uniform(tensor)
-    epsilon = torch.finfo(numbers.dtype).eps
-    return _store(tensor, torch.tan(math.pi * (numbers.clamp_(epsilon, 1 - epsilon) - 0.5)) * sigma + median)
+    return draw.fill(tensor, _OF_CAUCHY, median, sigma)
 
 
 def _geometric(draw, tensor, p):
-    return _store(tensor, (draw.uniform(tensor).log_() / math.log1p(-p)).ceil_())
-
-
-def _exponential_numbers(draw, tensor, rate):
-    numbers = draw.uniform(tensor)
-    epsilon = torch.finfo(numbers.dtype).eps / 2
-    return torch.where(numbers >= 1 - epsilon, -epsilon, numbers.log()).mul_(-1 / rate)
+    return draw.fill(tensor, _OF_GEOMETRIC, p)
 
 
 def _exponential(draw, tensor, rate=1.0):
-    return _store(tensor, _exponential_numbers(draw, tensor, rate))
+    return draw.fill(tensor, _OF_EXPONENTIAL, rate)
 
 
 def _bernoulli(draw, tensor, p=0.5):
-    return _store(tensor, draw.uniform(tensor) < p)
+    return draw.fill(tensor, _OF_BERNOULLI, p)
 
 
 def _bernoulli_of(draw, tensor, p):
@@ -150,13 +155,13 @@ def _random(draw, tensor):
         below = (1 << {torch.float64: 53, torch.float32: 24, torch.float16: 11, torch.bfloat16: 8}[dtype]) + 1
     else:
         below = 2 if dtype == torch.bool else torch.iinfo(dtype).max + 1
-    return _store(tensor, draw.integers(tensor.numel(), below, dtype in (torch.float64, torch.int64)))
+    return draw.fill(tensor, _OF_INTEGERS, count=below, is_long=dtype in (torch.float64, torch.int64))
 
 
 def _random_from(draw, tensor, start, end):
     if end is None:  # All numbers of 64 bits.
-        return _store(tensor, draw.integers(tensor.numel(), 0, True))
-    return _store(tensor, draw.integers(tensor.numel(), end - start, end - start >= _LONG_RANGE) + start)
+        return draw.fill(tensor, _OF_INTEGERS, is_long=True)
+    return draw.fill(tensor, _OF_INTEGERS, least=start, count=end - start, is_long=end - start >= _LONG_RANGE)
 
 
 def _neighbours(tensor):
@@ -184,35 +189,14 @@ def _dropout(draw, tensor, p, train):
 
 
 def _permutation(draw, n, out=None, **_):
-    out = torch.empty(n, dtype=torch.int64) if out is None else out
-    if n == 0:
-        return out
-    # So many bits that most permutations have no equal keys.
-    bits = min(64, math.ceil(math.log2(n - (6 * n * n + 1) / (12 * math.log(0.9)))))
-    is_long = bits > 32
-    keys = draw.integers(n, (1 << (64 if is_long else 32)) - 1, True)
-    if bits < 64:
-        keys &= (1 << bits) - 1
-    keys, order = keys.sort(stable=True)
-    for first, count in _runs(keys):
-        # A second kernel shuffles the places of equal keys. The thread of the first place draws for all.
-        words = draw.after(n, 2)(_WORDS, 4 * first + 4, 4, n)[4 * first :].to(torch.int64) & 0xFFFF_FFFF
-        for last, word in zip(range(count - 1, 0, -1), words.tolist()):
-            other = word % (last + 1)
-            order[[first + last, first + other]] = order[[first + other, first + last]]
-    return out.copy_(order)
-
-
-def _runs(keys):
-    """The first places and lengths of the runs of equal keys."""
-    _, counts = torch.unique_consecutive(keys, return_counts=True)
-    ends = counts.cumsum(0)
-    return [(int(ends[run] - counts[run]), int(counts[run])) for run in torch.nonzero(counts > 1).flatten()]
+    order = torch.empty(n, dtype=torch.int64)
+    draw.gpu.harness_values_permutation(_State(draw.seed, draw.offset), _threads(n), order.data_ptr(), n)
+    return order if out is None else out.copy_(order)
 
 
 def _multinomial(draw, weights, count, replacement=False):
     if count == 1 or not replacement:
-        chances = weights / _exponential_numbers(draw, weights, 1.0).to(weights.dtype).view(weights.shape)
+        chances = weights / _exponential(draw, torch.empty(weights.shape, dtype=weights.dtype))
         return chances.argmax(-1, keepdim=True) if count == 1 else chances.topk(count).indices
     distributions = weights.reshape(-1, weights.shape[-1])
     per_row = -(-count // _BLOCK_OF_SAMPLES) * _BLOCK_OF_SAMPLES

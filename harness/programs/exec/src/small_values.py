@@ -10,7 +10,8 @@ from torch import library as torch_library
 _C = torch._C
 # Torch does not use this dispatch key.
 _KEY = "Fake"
-# All operations with kernels of the GPU are computed, but for these. Random numbers, and results that the definition leaves open, are not known afterwards.
+# All operations with kernels of the GPU are computed, but for these and for those with a generator, of which small/drawn.rs draws some. Results that the
+# definition leaves open are not known afterwards.
 _UNKNOWN = """
 empty empty_strided native_dropout fractional_max_pool2d fractional_max_pool3d linalg_eig linalg_qr geqrf linalg_ldl_factor_ex embedding_bag_forward_only
 _assert_async _pin_memory mode max_unpool2d max_unpool3d _embedding_bag_dense_backward _embedding_bag_per_sample_weights_backward
@@ -24,9 +25,9 @@ _SUMMING = "index_add", "index_reduce", "scatter_add", "scatter_reduce", "embedd
 _CASTING = "copy_", "_to_copy", "_foreach_copy_"
 _SCANNING = "cumsum", "cumprod", "logcumsumexp"
 _TIES, _WRITES, _SUMS, _CASTS, _SCANS = range(1, 6)
-# They write no values.
+# They write no values, or consist of others.
 _LEFT = """
-_efficientzerotensor resize_ set_ record_stream _local_scalar_dense _fused_sdp_choice is_set_to _has_same_storage_numel
+_efficientzerotensor resize_ set_ record_stream _local_scalar_dense _fused_sdp_choice is_set_to _has_same_storage_numel bernoulli multinomial
 """.split()
 # Operations that consist of others for each device.
 _WINDOWS = "aten::kaiser_window", "aten::kaiser_window.periodic", "aten::kaiser_window.beta"
@@ -59,10 +60,18 @@ _LETTERS = {
     "Optional[Layout]": "y",
     "Optional[MemoryFormat]": "y",
     "Optional[Device]": "d",
+    "Optional[Generator]": "G",
     "List[int]": "z",
     "List[SymInt]": "z",
     "Optional[List[int]]": "w",
 }
+# Functions that `Generators` has, in its order.
+_GENERATOR_FUNCTIONS = (
+    ("libtorch_cpu.so", "aoti_torch_get_device_index"),
+    ("libtorch_cuda.so", "_ZN2at4cuda6detail23getDefaultCUDAGeneratorEa"),
+    ("libtorch_cuda.so", "_ZNK2at17CUDAGeneratorImpl12current_seedEv"),
+    ("libtorch_cuda.so", "_ZNK2at17CUDAGeneratorImpl24philox_offset_per_threadEv"),
+)
 _SYMBOL = re.compile(r"\b(SymInt\??) (\w+)")
 _kept = []  # Registrations last as long as these objects.
 
@@ -167,6 +176,21 @@ def _prepare(library):
         return None
 
 
+class _Generators(ctypes.Structure):
+    """`Generators` in small/drawn.rs"""
+
+    _fields_ = [*((name, ctypes.c_void_p) for name in ("device", "default", "seed", "offset")), ("is_old", ctypes.c_bool)]
+
+
+def _generators():
+    """The functions of PyTorch for generators, or None if this build lacks one."""
+    try:
+        functions = [getattr(ctypes.CDLL(library), name) for library, name in _GENERATOR_FUNCTIONS]
+    except (AttributeError, OSError):
+        return None
+    return _Generators(*(ctypes.cast(function, ctypes.c_void_p) for function in functions), torch.__version__ < (2, 7))
+
+
 def _watched():
     """Calls of the CPU, each with name and overload of its operation and with what it passes and returns: numbers, and tensors as their number of elements."""
     three, six = torch.ones(3), torch.ones(2, 3)
@@ -184,6 +208,7 @@ def _watched():
         ("_cdist_forward", "", " 6 6 2.0 2 > 4", lambda: torch.cdist(six, six, compute_mode="donot_use_mm_for_euclid_dist")),
         ("_foreach_mul_", "ScalarList", " [ 3 2 ] [ 2.0 3 ] >", lambda: torch._foreach_mul_([three, two], [2.0, 3])),
         ("_foreach_sqrt", "", " [ 3 2 ] > 3 2", lambda: torch._foreach_sqrt([three, two])),
+        ("uniform_", "", " 3 0.0 1.0 ? > 3", lambda: three.uniform_(generator=torch.Generator())),
         ("std_mean", "correction", " 6 [ 1 ] 0 true > 2 2", lambda: torch.std_mean(six, [1], correction=0, keepdim=True)),
     ]
 
@@ -225,6 +250,9 @@ def begin(path):
             return
         with torch.no_grad():
             is_unboxed = _finds_unboxed(library)
+        generators = _generators()
+        if generators:
+            library.harness_small_random(ctypes.byref(generators))
         computed = 0
         for schema in _schemas():
             description = _description(schema)

@@ -26,10 +26,12 @@ use crate::{contents, reads};
 
 mod choice;
 mod direct;
+mod drawn;
 mod unboxed;
 
 use choice::{Choice, Rows};
 use direct::{Direct, Number};
+use drawn::{Drawing, Draws};
 use unboxed::Functions;
 
 const MOST_ELEMENTS: u64 = 64;
@@ -67,13 +69,15 @@ struct Description {
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Kind {
     Computed,
-    /// Its results are not computed, for example random numbers.
+    /// Its results are not computed, for example those that its definition leaves open.
     Unknown,
     /// The GPU reads the size of the first result in a dimension, or the result itself, which the
     /// CPU computes before.
     Read,
     /// It may copy known bytes of any size. The copies of the runtime and the launches know which.
     Copy,
+    /// It draws random numbers.
+    Drawn,
 }
 
 impl Kind {
@@ -92,6 +96,7 @@ struct Operation {
     kind: Kind,
     choice: Choice,
     direct: Option<Direct>,
+    draws: Option<Draws>,
     refused: [AtomicU64; MOST_REFUSED],
 }
 
@@ -700,8 +705,10 @@ impl Operation {
         self.is_on_cpu
             && self.kind != Kind::Unknown
             && arguments.iter().enumerate().all(|(index, argument)| {
-                self.overwritten & 1 << index != 0
-                    || known.elements_of(argument).iter().all(may_be_known)
+                if self.overwritten & 1 << index != 0 {
+                    return self.kind != Kind::Drawn || known.is_small(argument);
+                }
+                known.elements_of(argument).iter().all(may_be_known)
             })
     }
 
@@ -720,7 +727,7 @@ impl Operation {
     /// Returns whether the kernels of an operation that is not computed may write to known bytes.
     fn forgets(&self, known: &Known, arguments: &[Value]) -> bool {
         let is_forgetting = match self.kind {
-            Kind::Computed | Kind::Unknown => true,
+            Kind::Computed | Kind::Unknown | Kind::Drawn => true,
             Kind::Read => false,
             Kind::Copy => known.may_copy_by_kernel(arguments),
         };
@@ -734,7 +741,7 @@ impl Operation {
         known: &Known,
         tensors: impl Iterator<Item = (usize, &'a [usize])>,
     ) -> bool {
-        if ![Kind::Computed, Kind::Unknown].contains(&self.kind) {
+        if [Kind::Read, Kind::Copy].contains(&self.kind) {
             return false;
         }
         let mut is_computable = self.is_on_cpu && self.kind != Kind::Unknown;
@@ -745,16 +752,30 @@ impl Operation {
                 if has_bit(self.changed) && known.known_range(&tensor).is_some() {
                     return false;
                 }
-                is_computable =
-                    is_computable && (has_bit(self.overwritten) || known.may_be_known(&tensor));
+                is_computable = is_computable
+                    && match has_bit(self.overwritten) {
+                        true => self.kind != Kind::Drawn || known.is_small(&tensor),
+                        false => known.may_be_known(&tensor),
+                    };
             }
         }
         !is_computable
     }
 
+    /// Returns whether `_foreach_copy_` calls `copy_` for each tensor, because one is on the CPU.
+    fn copies_each(&self, known: &Known, arguments: &[Value]) -> bool {
+        let has_lists = arguments.first().is_some_and(|to| known.list(to).is_some());
+        let is_on_cpu = |tensor: &Value| known.is_on_gpu(tensor) == Some(false);
+        let mut defined = known
+            .tensors(arguments)
+            .filter(|value| known.torch.is_defined(*value));
+        self.choice == Choice::Casts && has_lists && defined.any(|tensor| is_on_cpu(&tensor))
+    }
+
     /// Decides on a call by its tensors.
     fn plan(&self, known: &Known, arguments: &[Value]) -> Plan {
-        if self.kind == Kind::Copy && known.copies_many_from_cpu(arguments) && !is_captured() {
+        let is_copy = self.kind == Kind::Copy && known.copies_many_from_cpu(arguments);
+        if (is_copy || self.copies_each(known, arguments)) && !is_captured() {
             return Plan::Leave;
         }
         let concerns = self.concerns(known, arguments);
@@ -775,6 +796,13 @@ impl Operation {
         let direct = self.direct.filter(|_| !is_captured());
         if let Some(number) = direct.and_then(|direct| direct.compute(known, arguments)) {
             return Around::Direct(number, Kept::new());
+        }
+        if let Some(draws) = self.draws {
+            let drawing = draws.begin(known, arguments).filter(|_| !is_captured());
+            return match drawing {
+                Some(drawing) => Around::Draw(drawing, Kept::new()),
+                None => Around::Forget(self.changed_ranges(known, arguments), Kept::new()),
+            };
         }
         let mut run = self.prepare(known, arguments, borrows);
         if self.kind != Kind::Read {
@@ -846,6 +874,7 @@ enum Around<'a> {
     Compute(Run<'a>, Kept),
     /// The first result has this number as its elements.
     Direct(Number, Kept),
+    Draw(Drawing, Kept),
     /// The number that the kernel reads is announced. Whether it is known.
     Read(Run<'a>, bool),
 }
@@ -870,6 +899,10 @@ impl Around<'_> {
                 if let Some(result) = results.next() {
                     number.store(known, &result);
                 }
+            }
+            Self::Draw(drawing, kept) => {
+                drop(kept);
+                drawing.store(known, &results.collect::<Vec<_>>());
             }
             Self::Read(run, is_computed) => {
                 reads::announce(None);
@@ -1232,12 +1265,12 @@ unsafe extern "C" fn harness_small_compute(
         types,
     } = description;
     // SAFETY: as the caller promises.
-    let (handle, direct, types) = unsafe {
-        let [name, overload] = names.map(|name| CStr::from_ptr(name));
-        let handle = known.torch.find(name, overload);
-        let types = (!types.is_null()).then(|| CStr::from_ptr(types));
-        (handle, Direct::of(name, overload), types)
+    let ([name, overload], types) = unsafe {
+        let names = names.map(|name| CStr::from_ptr(name));
+        (names, (!types.is_null()).then(|| CStr::from_ptr(types)))
     };
+    let handle = known.torch.find(name, overload);
+    let draws = Draws::of(name, overload);
     let kernel = handle.kernel(known.on_gpu);
     let Some(on_gpu) = kernel
         .function()
@@ -1256,11 +1289,12 @@ unsafe extern "C" fn harness_small_compute(
         arguments,
         returns,
         changed,
-        overwritten,
+        overwritten: draws.map_or(overwritten, |_| changed),
         open,
-        kind: Kind::ALL[kind],
+        kind: draws.map_or(Kind::ALL[kind], |_| Kind::Drawn),
         choice: Choice::ALL[choice],
-        direct,
+        direct: Direct::of(name, overload),
+        draws,
         refused: Default::default(),
     };
     let Some(slot) = slots(handle.0[0]).find(|slot| slot.load(Ordering::Acquire).is_null()) else {

@@ -4,6 +4,7 @@
 //! They are not known.
 
 use super::{INT, Layout, MOST_ELEMENTS, Operation, TENSOR, range};
+use crate::distributions::{is_real, real};
 use crate::torch_kernel::{Known, Value};
 use crate::world::State;
 
@@ -66,14 +67,14 @@ impl Rows {
 }
 
 /// The elements of a small tensor in their order.
-struct Elements {
+pub(super) struct Elements {
     bytes: [u8; 16 * MOST_ELEMENTS as usize],
-    layout: Layout,
+    pub(super) layout: Layout,
 }
 
 impl Elements {
     /// `None` if the tensor is large, or not all elements are known.
-    fn of(known: &Known, state: &State, tensor: &Value) -> Option<Self> {
+    pub(super) fn of(known: &Known, state: &State, tensor: &Value) -> Option<Self> {
         let layout = Layout::of(known, tensor).filter(Layout::is_small)?;
         let mut bytes = [0; 16 * MOST_ELEMENTS as usize];
         if known.is_on_gpu(tensor)? {
@@ -97,6 +98,20 @@ impl Elements {
         let mut elements = self.all();
         let first = elements.next();
         elements.all(|element| Some(element) == first)
+    }
+
+    /// The floating-point numbers for each element of a tensor of this shape. `None` for others, and
+    /// unless the shapes are equal or the tensor has one element.
+    pub(super) fn reals_like(&self, layout: &Layout) -> Option<Vec<f64>> {
+        let scalar_type = self.layout.scalar_type;
+        let reals = self.all().map(|element| real(element, scalar_type));
+        let reals: Vec<f64> = reals.filter(|_| is_real(scalar_type)).collect();
+        let count = layout.elements() as usize;
+        match &reals[..] {
+            [only] => Some(vec![*only; count]),
+            all if all.len() == count && self.layout.sizes() == layout.sizes() => Some(reals),
+            _ => None,
+        }
     }
 
     /// The elements as indices. `None` for flags.
@@ -250,29 +265,6 @@ fn is_half(scalar_type: i32) -> bool {
     [FLOAT16, BFLOAT16].contains(&scalar_type)
 }
 
-/// The number of an element. Of other types, it is no number.
-fn number(element: &[u8], scalar_type: i32) -> f64 {
-    let mut word = [0; 8];
-    let size = element.len().min(word.len());
-    word[..size].copy_from_slice(&element[..size]);
-    let word = u64::from_ne_bytes(word);
-    match scalar_type {
-        FLOAT16 => {
-            let (exponent, fraction) = (word >> 10 & 31, (word & 1023) as f64);
-            let sign = if word >> 15 == 0 { 1.0 } else { -1.0 };
-            match exponent as i32 {
-                0 => sign * fraction * 2f64.powi(-24),
-                31 => f64::NAN,
-                exponent => sign * (1024.0 + fraction) * 2f64.powi(exponent - 25),
-            }
-        }
-        BFLOAT16 => f32::from_bits((word as u32) << 16).into(),
-        FLOAT32 => f32::from_bits(word as u32).into(),
-        FLOAT64 => f64::from_bits(word),
-        _ => f64::NAN,
-    }
-}
-
 /// The bits of an integer type, and whether it has a sign.
 const fn integer(scalar_type: i32) -> Option<(i32, bool)> {
     match scalar_type {
@@ -316,7 +308,7 @@ fn holds_beyond(known: &Known, state: &State, tensor: &Value, to: i32) -> bool {
         false => (0.0, 2f64.powi(bits)),
     };
     Elements::of(known, state, tensor).is_some_and(|elements| {
-        let mut numbers = elements.all().map(|element| number(element, from).trunc());
+        let mut numbers = elements.all().map(|element| real(element, from).trunc());
         numbers.any(|number| !(least..limit).contains(&number))
     })
 }

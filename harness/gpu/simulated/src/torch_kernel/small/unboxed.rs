@@ -77,6 +77,7 @@ enum Type {
     /// A `std::array` with this many flags.
     Bools(usize),
     OptionalDevice,
+    OptionalGenerator,
     Kind,
     OptionalKind,
     Ints,
@@ -170,6 +171,7 @@ impl Type {
             b'c' => Self::OptionalBool,
             b'2'..=b'4' => Self::Bools((letter - b'0') as usize),
             b'd' => Self::OptionalDevice,
+            b'G' => Self::OptionalGenerator,
             b'e' => Self::Kind,
             b'y' => Self::OptionalKind,
             b'z' => Self::Ints,
@@ -411,6 +413,10 @@ impl Arguments {
                     let device = Value::new(known.device_tag, first & 0xffff);
                     optional(first >> 16, device)
                 }
+                // SAFETY: the address of an optional generator, which has a flag behind it.
+                Type::OptionalGenerator => unsafe {
+                    optional(word(first, 1), Value::new(OTHER.tag, word(first, 0)))
+                },
                 Type::Kind => Value::new(INT, first & 0xff),
                 Type::OptionalKind => optional(first >> 8, Value::new(INT, first & 0xff)),
                 Type::Ints => self.ints(known, first, second()),

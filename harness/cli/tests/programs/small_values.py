@@ -67,6 +67,30 @@ def counted(device):
 
 
 found["counted"] = counted("cuda") == counted("cpu")
+
+
+def lists(device):
+    """Operations on lists with tensors that are not known: they have no part in the results at other indices."""
+    large = torch.zeros(100, device=device)
+    new = lambda: [torch.ones(3, device=device), large.clone(), torch.full((2,), 2.0, device=device)]
+    changed, other, optimized = new(), new(), new()
+    torch._foreach_add_(changed, [1.0, 2.0, 3.0])
+    torch._foreach_mul_(changed, torch._foreach_add(other, changed, alpha=2))
+    torch._foreach_addcmul_(changed, other, changed, [1.0, 2.0, 3.0])
+    zeroed, copied = new(), [torch.empty(3, device=device), torch.empty(100, device=device)]
+    torch._foreach_zero_(zeroed)
+    torch._foreach_copy_(copied, [torch.arange(3), torch.arange(100)])
+    parameters = [tensor.requires_grad_() for tensor in optimized]
+    optimizer = torch.optim.SGD(parameters, 0.1, momentum=0.9, fused=True)
+    for _ in range(3):
+        for parameter in parameters:
+            parameter.grad = parameter.detach() * 2
+        optimizer.step()
+    norms = torch._foreach_norm(changed)
+    return [tensor.cpu().tolist() for tensor in (changed[0], changed[2], zeroed[0], zeroed[2], *copied, norms[0], norms[2], parameters[2].detach())]
+
+
+found["lists"] = lists("cuda") == lists("cpu")
 # Exceptions pass through operations on small tensors.
 found["errors"] = 0
 for fail in (lambda: a[:1].expand(1 << 30) + a[:1], lambda: torch._foreach_add([a, torch.empty(1 << 29, **cuda)], 1.0), lambda: a.view(2), lambda: a + torch.ones(2, **cuda)):

@@ -356,7 +356,7 @@ mod tests {
     fn a_second_kernel_shuffles_equal_keys() {
         // Two of these ten have equal keys. An H200 gave this order.
         assert_eq!(permutation([10, 0], 256, 10), SHUFFLED);
-        assert_eq!(permutation([10, 0], 256, 0), []);
+        assert!(permutation([10, 0], 256, 0).is_empty());
         assert_eq!(permutation([10, 0], 256, 1), [0]);
     }
 

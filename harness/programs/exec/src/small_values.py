@@ -35,6 +35,8 @@ _COMPOSED = "aten::copy_", "aten::convolution", "aten::mv", "aten::ldexp.Tensor"
 # They ignore the earlier values of the tensor that they change.
 _OVERWRITING = "fill_", "zero_", "copy_", "_foreach_zero_", "_foreach_copy_"
 _OVERWRITING_ALL = "_cummax_helper", "_cummin_helper"
+# If this flag is set, an optimizer ignores the earlier values of this list.
+_FIRST_STEP, _OF_FIRST_STEP = "is_first_step", "momentum_buffer_list"
 # The GPU reads the size of the first result in a dimension (the first number among the arguments, or 0), or the result itself.
 _READING = "nonzero", "equal", "_unique2", "unique_dim", "unique_consecutive", "unique_dim_consecutive"
 # Arguments that a forward pass changes, which schemas do not say.
@@ -83,7 +85,7 @@ class _Description(ctypes.Structure):
         ("names", ctypes.c_char_p * 2),
         *((name, ctypes.c_size_t) for name in ("arguments", "returns")),
         *((name, ctypes.c_uint64) for name in ("changed", "overwritten", "open")),
-        *((name, ctypes.c_size_t) for name in ("kind", "choice")),
+        *((name, ctypes.c_size_t) for name in ("kind", "choice", "first_step", "is_indexed")),
         ("types", ctypes.c_char_p),
     ]
 
@@ -109,7 +111,13 @@ def _description(schema):
         (argument.alias_info is not None and argument.alias_info.is_write) or (argument.name in _CHANGED and not is_backward) for argument in schema.arguments
     ]
     overwritten = [
-        is_changed and ((argument.is_out and str(argument.real_type) == "Tensor") or name in _OVERWRITING_ALL or (index == 0 and name in _OVERWRITING))
+        is_changed
+        and (
+            (argument.is_out and str(argument.real_type) == "Tensor")
+            or name in _OVERWRITING_ALL
+            or (index == 0 and name in _OVERWRITING)
+            or (argument.name == _OF_FIRST_STEP and name == "_fused_sgd_")
+        )
         for index, (is_changed, argument) in enumerate(zip(changed, schema.arguments))
     ]
     open_results = _OPEN_RESULTS.get(name, ())
@@ -131,11 +139,17 @@ def _description(schema):
         kind = _COPY_KIND
     else:
         kind = _COMPUTED_KIND
+    names = [argument.name for argument in schema.arguments]
+    first_step = names.index(_FIRST_STEP) if _FIRST_STEP in names else len(names)
+    # What they do at an index of their lists depends on no other index. A tensor of scalars is no list.
+    is_indexed = name.startswith(("_foreach_", "_fused_")) and not any(
+        argument.name == "scalars" and str(argument.real_type) == "Tensor" for argument in schema.arguments
+    )
     bits = lambda indices: sum(1 << index for index in indices)
     of_flags = lambda flags: bits(index for index, flag in enumerate(flags) if flag)
-    names = (ctypes.c_char_p * 2)(schema.name.encode(), schema.overload_name.encode())
+    full_name = (ctypes.c_char_p * 2)(schema.name.encode(), schema.overload_name.encode())
     sizes = len(schema.arguments), len(schema.returns)
-    return _Description(names, *sizes, of_flags(changed), of_flags(overwritten), bits(open_results), kind, choice, _types(schema))
+    return _Description(full_name, *sizes, of_flags(changed), of_flags(overwritten), bits(open_results), kind, choice, first_step, is_indexed, _types(schema))
 
 
 def _types(schema):

@@ -12,6 +12,7 @@
 use std::collections::HashMap;
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::hash::{BuildHasherDefault, Hasher};
+use std::ops::Range;
 use std::sync::atomic::{AtomicPtr, AtomicU64, AtomicUsize, Ordering};
 use std::{arch::global_asm, cell::Cell, cell::RefCell, mem, ptr, slice};
 
@@ -61,6 +62,10 @@ struct Description {
     /// Indices of [`Kind::ALL`] and [`Choice::ALL`].
     kind: usize,
     choice: usize,
+    /// The index of a flag without which no earlier values are ignored. Without one, `arguments`.
+    first_step: usize,
+    /// What it does at an index of its lists depends on no other index.
+    is_indexed: usize,
     /// A letter for the type of each argument and of the results, see [`unboxed::Types`]. Null if
     /// one has no letter.
     types: *const c_char,
@@ -95,6 +100,8 @@ struct Operation {
     open: u64,
     kind: Kind,
     choice: Choice,
+    first_step: usize,
+    is_indexed: bool,
     direct: Option<Direct>,
     draws: Option<Draws>,
     refused: [AtomicU64; MOST_REFUSED],
@@ -468,9 +475,21 @@ struct Run<'a> {
     values: Option<Values>,
     /// Arguments on the stack of the CPU that are overwritten: their place, and the input.
     overwritten: Vec<(usize, usize)>,
+    /// The lists of tensors among the arguments.
+    lists: Vec<Tensors>,
+    /// The indices of lists at which all is known. `None` for all.
+    live: Option<Vec<usize>>,
     /// The rows of the first argument among whose elements the GPU may choose.
     ties: Option<Rows>,
     signature: Signature,
+}
+
+/// A list of tensors among the arguments.
+struct Tensors {
+    place: usize,
+    list: &'static List,
+    /// Their counterparts on the CPU, and their inputs.
+    tensors: Vec<(Option<Value>, Range<usize>)>,
 }
 
 impl Drop for Run<'_> {
@@ -702,6 +721,9 @@ impl Operation {
             }
             _ => known.may_be_known(value),
         };
+        if self.is_indexed && self.is_on_cpu {
+            return self.is_computable_at_any(known, arguments);
+        }
         self.is_on_cpu
             && self.kind != Kind::Unknown
             && arguments.iter().enumerate().all(|(index, argument)| {
@@ -710,6 +732,31 @@ impl Operation {
                 }
                 known.elements_of(argument).iter().all(may_be_known)
             })
+    }
+
+    /// Returns whether there is an index of its lists at which all may be known.
+    fn is_computable_at_any(&self, known: &Known, arguments: &[Value]) -> bool {
+        let (mut lists, mut are_known) = (Vec::new(), true);
+        for (index, argument) in arguments.iter().enumerate() {
+            let is_overwritten = self.overwritten & 1 << index != 0;
+            match known.list(argument).map(|list| list.elements.all()) {
+                Some([first, ..]) if first.tag == TENSOR => {
+                    lists.push((is_overwritten, known.elements_of(argument)))
+                }
+                Some(_) => {}
+                None => are_known &= known.may_be_known(argument),
+            }
+        }
+        let count = lists.iter().map(|(_, list)| list.len()).max();
+        let may_be_known = |index: usize| {
+            lists.iter().all(|(is_overwritten, list)| {
+                list.get(index).is_none_or(|tensor| match is_overwritten {
+                    true => known.is_small(tensor),
+                    false => known.may_be_known(tensor),
+                })
+            })
+        };
+        are_known && (0..count.unwrap_or(0)).any(may_be_known)
     }
 
     /// The ranges with known bytes that the operation changes.
@@ -741,7 +788,7 @@ impl Operation {
         known: &Known,
         tensors: impl Iterator<Item = (usize, &'a [usize])>,
     ) -> bool {
-        if [Kind::Read, Kind::Copy].contains(&self.kind) {
+        if self.is_indexed || [Kind::Read, Kind::Copy].contains(&self.kind) {
             return false;
         }
         let mut is_computable = self.is_on_cpu && self.kind != Kind::Unknown;
@@ -826,6 +873,8 @@ impl Operation {
             inputs: INPUTS.take(),
             values: None,
             overwritten: Vec::new(),
+            lists: Vec::new(),
+            live: None,
             ties: self.ties(known, arguments),
             signature: Signature(self.handle.0[0] as u64),
         };
@@ -834,10 +883,15 @@ impl Operation {
             lists: Vec::new(),
         };
         let mut is_computed = self.is_on_cpu && self.kind != Kind::Unknown;
+        let flag = arguments.get(self.first_step);
+        let is_first = flag.is_none_or(|flag| flag.payload as u8 == 1);
+        let overwritten = if is_first { self.overwritten } else { 0 };
         let state = machine().state();
         for (index, argument) in arguments.iter().enumerate() {
-            is_computed &= run.add(&state, &mut values, index, argument);
+            let is_overwritten = overwritten & 1 << index != 0;
+            is_computed &= run.add(&state, &mut values, index, argument, is_overwritten);
         }
+        is_computed = is_computed && run.add_lists(&mut values, arguments);
         is_computed &= !self
             .refused
             .iter()
@@ -914,11 +968,17 @@ impl Around<'_> {
 
 impl Run<'_> {
     /// Adds an argument. Returns whether the CPU can compute with it.
-    fn add(&mut self, state: &State, values: &mut Values, index: usize, argument: &Value) -> bool {
+    fn add(
+        &mut self,
+        state: &State,
+        values: &mut Values,
+        index: usize,
+        argument: &Value,
+        is_overwritten: bool,
+    ) -> bool {
         let known = self.known;
         self.signature.add(u64::from(argument.tag));
         let is_changed = self.operation.changed & 1 << index != 0;
-        let is_overwritten = self.operation.overwritten & 1 << index != 0;
         if let Some(list) = known.list(argument) {
             let elements = list.elements.all();
             if !elements.iter().any(|element| element.tag == TENSOR) {
@@ -926,27 +986,19 @@ impl Run<'_> {
             }
             // All are visited before the first unknown one ends this, because all that change are
             // forgotten.
-            let tensors: Vec<Option<Value>> = elements
-                .iter()
-                .map(|element| self.tensor(state, element, is_changed, is_overwritten))
-                .collect();
-            let tensors: Option<Vec<Value>> = tensors.into_iter().collect();
-            let Some(tensors) = tensors else { return false };
-            if !tensors
-                .iter()
-                .all(|tensor| !known.is_object(*tensor) || known.retain(tensor))
-            {
-                return false;
+            let mut tensors = Vec::with_capacity(elements.len());
+            for element in elements {
+                let first = self.inputs.len();
+                let tensor = self.tensor(state, element, is_changed, is_overwritten);
+                tensors.push((tensor, first..self.inputs.len()));
             }
-            let list = list_of(&tensors, list);
-            values.lists.push(list);
-            return values.push(
-                Value {
-                    payload: list.expose_provenance(),
-                    tag: known.list_tag,
-                },
-                known,
-            );
+            let place = index;
+            self.lists.push(Tensors {
+                place,
+                list,
+                tensors,
+            });
+            return values.push(Value::new(NONE, 0), known);
         }
         match argument.tag {
             TENSOR if is_overwritten => {
@@ -971,6 +1023,106 @@ impl Run<'_> {
             }
             _ => false,
         }
+    }
+
+    /// Makes the lists of tensors for the CPU. If the operation is indexed, they have only the
+    /// indices at which all is known. Returns whether the CPU can compute with them.
+    fn add_lists(&mut self, values: &mut Values, arguments: &[Value]) -> bool {
+        let lists = mem::take(&mut self.lists);
+        let count = lists
+            .iter()
+            .map(|list| list.tensors.len())
+            .max()
+            .unwrap_or(0);
+        let is_live = |index: &usize| {
+            lists.iter().all(|list| {
+                let tensor = list.tensors.get(*index);
+                tensor.is_none_or(|(tensor, _)| tensor.is_some())
+            })
+        };
+        let live: Vec<usize> = (0..count).filter(is_live).collect();
+        if live.len() < count {
+            let are_alike = lists.iter().all(|list| list.tensors.len() == count);
+            if !self.operation.is_indexed || !are_alike || live.is_empty() {
+                return false;
+            }
+            self.leave_others(values, arguments, &lists, &live);
+        }
+        for list in lists {
+            let tensors = live.iter().filter_map(|index| list.tensors.get(*index)?.0);
+            let tensors: Vec<Value> = tensors.collect();
+            let mut objects = tensors
+                .iter()
+                .filter(|tensor| self.known.is_object(**tensor));
+            if !objects.all(|tensor| self.known.retain(tensor))
+                || !self.put_list(values, list.place, &tensors, list.list)
+            {
+                return false;
+            }
+        }
+        if live.len() < count {
+            self.live = Some(live);
+        }
+        true
+    }
+
+    /// Puts a list in the place of an argument of the CPU.
+    fn put_list(&self, values: &mut Values, place: usize, elements: &[Value], like: &List) -> bool {
+        let list = list_of(elements, like);
+        values.lists.push(list);
+        let value = Value::new(self.known.list_tag, list.expose_provenance());
+        let slot = &mut values.stack.last(self.operation.arguments)[place];
+        if slot.tag == self.known.list_tag {
+            release(slot.payload);
+        }
+        *slot = Value::new(NONE, 0);
+        let is_retained = self.known.retain(&value);
+        if is_retained {
+            *slot = value;
+        }
+        is_retained
+    }
+
+    /// Removes what lists have at other indices than the live ones: the counterparts of tensors, and
+    /// numbers.
+    fn leave_others(
+        &mut self,
+        values: &mut Values,
+        arguments: &[Value],
+        lists: &[Tensors],
+        live: &[usize],
+    ) {
+        let is_other = |index: &usize| live.binary_search(index).is_err();
+        for list in lists {
+            for (_, (_, inputs)) in list
+                .tensors
+                .iter()
+                .enumerate()
+                .filter(|(index, _)| is_other(index))
+            {
+                for input in &mut self.inputs[inputs.clone()] {
+                    if let Some(spare) = input.spare.take() {
+                        spare.keep();
+                    }
+                }
+            }
+        }
+        let count = lists.first().map_or(0, |list| list.tensors.len());
+        for (place, argument) in arguments.iter().enumerate() {
+            let is_of_tensors = lists.iter().any(|list| list.place == place);
+            if let Some(list) = self.known.list(argument).filter(|_| !is_of_tensors)
+                && list.elements.all().len() == count
+            {
+                let numbers = live.iter().map(|index| list.elements.all()[*index]);
+                self.put_list(values, place, &numbers.collect::<Vec<_>>(), list);
+            }
+        }
+    }
+
+    /// Returns whether the CPU computes what lists have at an index.
+    fn is_live(&self, index: usize) -> bool {
+        let live = self.live.as_ref();
+        live.is_none_or(|live| live.binary_search(&index).is_ok())
     }
 
     /// Adds a tensor of the GPU. Returns whether it is plain.
@@ -1062,8 +1214,15 @@ impl Run<'_> {
             input.layout = Layout::of(known, &input.tensor);
         }
         let changed = self.inputs.iter().filter(|input| input.is_changed);
+        let changed = changed.filter(|input| self.live.is_none() || input.spare.is_some());
         let changed = changed.filter_map(|input| input.layout.as_ref());
-        let mut layouts = new.iter().flatten().chain(changed);
+        let live = new
+            .iter()
+            .enumerate()
+            .filter(|(index, _)| self.is_live(*index));
+        let mut layouts = live
+            .filter_map(|(_, layout)| layout.as_ref())
+            .chain(changed);
         let are_small = self.values.is_some() && layouts.all(Layout::is_small);
         let is_computed = are_small && (is_computed || (self.overwrite() && self.compute()));
         let is_copied = !is_computed && self.is_copied_by_runtime();
@@ -1143,12 +1302,18 @@ impl Run<'_> {
         }
         let computed = self.values.as_ref().map(|values| values.stack.all());
         let computed: Vec<Value> = known.tensors(computed.unwrap_or_default()).collect();
+        let live: Vec<usize> = (0..new.len())
+            .filter(|index| self.is_live(*index))
+            .collect();
         for (index, layout) in new.iter().enumerate() {
             let Some(layout) = layout else { continue };
             let is_open = self.operation.open & 1 << index != 0;
-            let of_cpu = computed.get(index).filter(|result| {
-                computed.len() == new.len() && !is_open && known.torch.is_defined(**result)
-            });
+            let place = live.binary_search(&index).ok();
+            let of_cpu = place
+                .and_then(|place| computed.get(place))
+                .filter(|result| {
+                    computed.len() == live.len() && !is_open && known.torch.is_defined(**result)
+                });
             let from = of_cpu
                 .and_then(|result| Layout::of(known, result))
                 .filter(|from| {
@@ -1262,6 +1427,8 @@ unsafe extern "C" fn harness_small_compute(
         open,
         kind,
         choice,
+        first_step,
+        is_indexed,
         types,
     } = description;
     // SAFETY: as the caller promises.
@@ -1293,6 +1460,8 @@ unsafe extern "C" fn harness_small_compute(
         open,
         kind: draws.map_or(Kind::ALL[kind], |_| Kind::Drawn),
         choice: Choice::ALL[choice],
+        first_step,
+        is_indexed: is_indexed == 1,
         direct: Direct::of(name, overload),
         draws,
         refused: Default::default(),

@@ -142,9 +142,8 @@ def _description(schema):
     names = [argument.name for argument in schema.arguments]
     first_step = names.index(_FIRST_STEP) if _FIRST_STEP in names else len(names)
     # What they do at an index of their lists depends on no other index. A tensor of scalars is no list.
-    is_indexed = name.startswith(("_foreach_", "_fused_")) and not any(
-        argument.name == "scalars" and str(argument.real_type) == "Tensor" for argument in schema.arguments
-    )
+    kinds = {(argument.name == "scalars", str(argument.real_type)) for argument in schema.arguments}
+    is_indexed = name.startswith(("_foreach_", "_fused_")) and (False, "List[Tensor]") in kinds and (True, "Tensor") not in kinds
     bits = lambda indices: sum(1 << index for index in indices)
     of_flags = lambda flags: bits(index for index, flag in enumerate(flags) if flag)
     full_name = (ctypes.c_char_p * 2)(schema.name.encode(), schema.overload_name.encode())

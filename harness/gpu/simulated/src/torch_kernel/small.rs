@@ -1083,7 +1083,7 @@ impl Run<'_> {
         is_retained
     }
 
-    /// Removes what lists have at other indices than the live ones: the counterparts of tensors, and
+    /// Removes what lists have at other indices than the live ones: counterparts of tensors, and
     /// numbers.
     fn leave_others(
         &mut self,

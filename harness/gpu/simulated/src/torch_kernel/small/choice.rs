@@ -100,8 +100,8 @@ impl Elements {
         elements.all(|element| Some(element) == first)
     }
 
-    /// The floating-point numbers for each element of a tensor of this shape. `None` for others, and
-    /// unless the shapes are equal or the tensor has one element.
+    /// The floating-point numbers for each element of a tensor of this shape. `None` for other
+    /// types, and unless the shapes are equal or the tensor has one element.
     pub(super) fn reals_like(&self, layout: &Layout) -> Option<Vec<f64>> {
         let scalar_type = self.layout.scalar_type;
         let reals = self.all().map(|element| real(element, scalar_type));

@@ -935,7 +935,7 @@ impl Exec {
                 std::fs::read(&snapshot.path).map_err(RunnerError::Lost)?,
             )?;
             let moment = if snapshot.is_of_error {
-                " at an out-of-memory error, the last one that it wrote before it was killed"
+                " at an out-of-memory error, the last one that it wrote before it ended"
             } else {
                 ""
             };

@@ -29,9 +29,8 @@ const MOST: usize = 12;
 /// Further runs after a difference. If a program has one of two values at random, at most 3 % of
 /// differences have the same value in all of them and another one in the baseline.
 const REPEATS: usize = 3;
-/// The call site of all bytes at the peak of a process that was killed before it could write a
-/// snapshot.
-const UNKNOWN: &str = "unknown: the process was killed";
+/// The call site of all bytes at the peak of a process that ended before it could write a snapshot.
+const UNKNOWN: &str = "unknown: the process ended without exit handlers";
 /// The prefix of a call site without Python frames. The site of the previous allocation follows it.
 const AFTER: &str = "after ";
 

@@ -1374,7 +1374,7 @@ fn killed_processes(python: &Path) -> Result<(), Failed> {
     let expected: Vec<_> = (1..=8)
         .map(|number| (number, u64::from(number == 8), u64::from(number % 2 == 0)))
         .collect();
-    let of_error = "at an out-of-memory error, the last one that it wrote before it was killed";
+    let of_error = "at an out-of-memory error, the last one that it wrote before it ended";
     if found != expected
         || !shown.contains(of_error)
         || !shown.contains("asked for at killed.py:23 runs_out_of_memory")

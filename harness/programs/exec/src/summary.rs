@@ -573,7 +573,8 @@ fn without_torch(process: &Process) -> String {
     match process.imports.as_deref() {
         Some([]) => "the process imported no library that reports statistics".to_owned(),
         Some(names) if names.iter().any(|name| name == "torch") => {
-            "no statistics from torch: the process was killed before it used the GPU through torch"
+            "no statistics from torch: the process ended without Python's exit handlers, before it \
+             used the GPU through torch"
                 .to_owned()
         }
         Some(names) => {
@@ -584,7 +585,9 @@ fn without_torch(process: &Process) -> String {
             format!("no statistics from torch: {WITHOUT_HOOK}")
         }
         None if program.is_empty() => {
-            "no statistics from torch: the process was killed, or it is not Python".to_owned()
+            "no statistics from torch: the process ended without Python's exit handlers, or it is \
+             not Python"
+                .to_owned()
         }
         None => {
             format!("plain calls of CUDA by `{program}`, without a library that reports statistics")

@@ -178,7 +178,10 @@ fn a_process_without_torch_has_the_reason_for_its_missing_statistics() {
     let begin = "no statistics from torch: ";
     assert_eq!(
         reason(Some(&["torch"]), "python3.11"),
-        format!("{begin}the process was killed before it used the GPU through torch")
+        format!(
+            "{begin}the process ended without Python's exit handlers, before it used the GPU \
+             through torch"
+        )
     );
     assert_eq!(
         reason(Some(&["numba.cuda"]), "python3.11"),

@@ -17,7 +17,7 @@ pub(crate) enum LookUpError {
     NotReported(String),
     #[error(
         "{0} is unknown: no process of the program reported counters of torch; either none \
-         imported torch, or it was killed before it could"
+         imported torch, or it ended without its exit handlers"
     )]
     NotTold(String),
     #[error("{0} is unknown: the program was not run")]

@@ -10,7 +10,7 @@ use harness_explain::fleet::{FleetOutcome, Row};
 use super::{FleetSummary, text};
 use crate::escape::between_tags;
 use crate::explain::html::STYLE;
-use crate::words::{Align, Grid, NOTHING};
+use crate::words::{Align, Grid, NOTHING, shortened};
 
 /// A narrow screen shows each row as a list of its cells.
 const OWN_STYLE: &str = "body{padding-bottom:2rem}td{overflow-wrap:anywhere;min-width:4rem}\
@@ -21,6 +21,8 @@ td,th.number,td.number{border:0;padding:.05rem \
 0;text-align:left;white-space:normal;min-width:0}\
 td::before{content:attr(data-head) \": \";color:var(--muted)}}";
 
+/// Characters of a cell; the pointer over a longer one shows it whole. A path can have thousands.
+const LONGEST_CELL: usize = 160;
 /// Rows of a table; the Parquet file has all snapshots.
 const ROWS: usize = 2000;
 
@@ -202,6 +204,16 @@ impl Job<'_> {
     }
 }
 
+fn shown(cell: &str) -> String {
+    let short = between_tags(&shortened(cell, LONGEST_CELL));
+    if cell.chars().count() > LONGEST_CELL {
+        let whole = between_tags(cell).replace('"', "&quot;");
+        format!("<span title=\"{whole}\">{short}</span>")
+    } else {
+        short
+    }
+}
+
 /// `link` returns the link of a row, which is that of its first cell.
 fn table<'a>(
     page: &mut String,
@@ -228,7 +240,7 @@ fn table<'a>(
     for (index, row) in rows.iter().enumerate() {
         page.push_str("<tr>");
         for (column, (cell, (head, align))) in row.iter().zip(columns).enumerate() {
-            let text = between_tags(cell);
+            let text = shown(cell);
             let text = match link(index).filter(|_| column == 0) {
                 Some(link) => format!("<a href=\"{link}\">{text}</a>"),
                 None => text,

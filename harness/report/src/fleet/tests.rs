@@ -79,6 +79,26 @@ fn the_page_has_the_tables_and_escapes_names() {
 }
 
 #[test]
+fn a_long_path_is_shortened_in_its_cell_and_whole_in_its_title() {
+    let path = format!("{}/\"{}\".pickle", "<a>".repeat(900), "b".repeat(900));
+    let mut rows = [row(&path, "a", &[]), row(&path, &path, &[])];
+    rows[1].analysis = Analysis::unreadable("the file ends at byte 17");
+    let page = page(&rows);
+    let cells = page.split("<td").skip(1);
+    let cells = cells.map(|cell| cell.split_once("</td>").expect("a cell ends").0);
+    let long: Vec<&str> = cells.filter(|cell| cell.contains(".pickle")).collect();
+    assert_eq!(long.len(), 2, "{page}");
+    for cell in long {
+        let whole = "&lt;a&gt;".repeat(900) + "/&quot;" + &"b".repeat(900) + "&quot;.pickle";
+        let (begin, short) = cell.rsplit_once("\">").expect("it has a title");
+        assert!(begin.ends_with(&format!("<span title=\"{whole}")), "{cell}");
+        assert!(short.ends_with("b\".pickle</span>"), "{cell}");
+        let shown = short.replace("&lt;", "<").replace("&gt;", ">");
+        assert_eq!(shown.chars().count(), 160 + "</span>".len(), "{cell}");
+    }
+}
+
+#[test]
 fn the_page_sorts_errors_by_cause_and_bytes() {
     let mut rows = rows();
     rows[1].analysis.cause_bytes = 2 << 30;

@@ -25,6 +25,9 @@ pub const SMALLEST: usize = 1280;
 /// Numbers per quantity: current, peak, allocated and freed, of all pools, the small one and the
 /// large one.
 const PER_QUANTITY: usize = 12;
+/// The numbers of all allocations and frees, within the first quantity.
+const ALLOCATED: usize = 2;
+const FREED: usize = 3;
 const QUANTITIES: usize = 9;
 /// Values of the setting `max_split_size`. By default it is -1.
 const SPLIT_SIZES: Range<i64> = 20 << 20..1 << 45;
@@ -63,18 +66,35 @@ pub fn read_folder(folder: &Path) -> io::Result<BTreeMap<u32, Option<Vec<MemoryS
 /// Returns the statistics in a file. The allocators of all devices have the same size, and the
 /// program creates them in the order of the devices.
 fn statistics(file: &[u8]) -> Option<Vec<MemoryStats>> {
-    let words: Vec<i64> = file
-        .as_chunks::<8>()
-        .0
-        .iter()
-        .map(|word| i64::from_le_bytes(*word))
-        .collect();
+    let words = words(file);
+    let (layout, positions) = positions(&words)?;
+    let read = |at: usize| layout.read(&words[at..]);
+    Some(positions.into_iter().map(read).collect())
+}
+
+/// Returns where a file has the numbers of allocations and of frees so far, by device: the
+/// positions of two words, counted in bytes. `None` before the first allocation.
+pub fn counts(file: &[u8]) -> Option<Vec<[usize; 2]>> {
+    let (_, positions) = positions(&words(file))?;
+    let bytes = |at: usize| [8 * (at + ALLOCATED), 8 * (at + FREED)];
+    Some(positions.into_iter().map(bytes).collect())
+}
+
+fn words(file: &[u8]) -> Vec<i64> {
+    let words = file.as_chunks::<8>().0.iter();
+    words.map(|word| i64::from_le_bytes(*word)).collect()
+}
+
+/// The layout, and the first word of the statistics of each device.
+fn positions(words: &[i64]) -> Option<(Layout, Vec<usize>)> {
     let (sizes, objects) = words.split_at_checked(SLOT / 8)?;
     let sized = || {
+        let objects = objects.chunks_exact(SLOT / 8).zip(1..);
         sizes
             .iter()
-            .zip(objects.chunks_exact(SLOT / 8))
+            .zip(objects)
             .filter(|(size, _)| **size > 0)
+            .map(|(size, (object, slot))| (*size, object, slot * (SLOT / 8)))
     };
     let position = |object: &[i64]| {
         let mut positions = LAYOUTS
@@ -83,13 +103,9 @@ fn statistics(file: &[u8]) -> Option<Vec<MemoryStats>> {
         positions.find(|(layout, at)| layout.fits(&object[*at..]))
     };
     let (size, (layout, at)) =
-        sized().find_map(|(size, object)| Some((*size, position(object)?)))?;
-    Some(
-        sized()
-            .filter(|(other, _)| **other == size)
-            .map(|(_, object)| layout.read(&object[at..]))
-            .collect(),
-    )
+        sized().find_map(|(size, object, _)| Some((size, position(object)?)))?;
+    let alike = sized().filter(|(other, ..)| *other == size);
+    Some((layout, alike.map(|(_, _, slot)| slot + at).collect()))
 }
 
 impl Layout {
@@ -145,7 +161,8 @@ impl Layout {
             requested_bytes,
         ] = [0, 1, 2, 4, 5, 6, 8];
         let ordered = [
-            (requested_bytes, allocated_bytes),
+            // A freed block that waits for another stream is still active and requested.
+            (requested_bytes, active_bytes),
             (allocated_bytes, active_bytes),
             (active_bytes, reserved_bytes),
             (allocation, active),

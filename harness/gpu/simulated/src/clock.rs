@@ -5,6 +5,7 @@
 //! counts the work of each stream, and `captures` has the captures of streams.
 
 pub(crate) mod captures;
+pub(crate) mod deferred;
 pub(crate) mod work;
 
 use std::collections::BTreeMap;
@@ -14,8 +15,10 @@ use harness_allocator::units::Nanos;
 use harness_gpu_settings::settings::Events;
 
 use self::captures::{Capture, Place};
+use self::deferred::{Deferred, Free};
 use self::work::{Submitted, Work};
 use crate::code::Code;
+use crate::torch_allocator;
 
 /// This many queries without new work advance the clock. Otherwise a program that polls would wait
 /// forever.
@@ -47,6 +50,7 @@ pub(crate) struct Streams {
     /// New graphs of captures that failed.
     failed: Vec<usize>,
     idle: Idle,
+    deferred: Deferred,
 }
 
 #[derive(Debug)]
@@ -77,6 +81,8 @@ struct Record {
     late_by: Nanos,
     /// The work that must end first.
     work: Work,
+    /// The free for which PyTorch's allocator recorded it.
+    free: Option<Free>,
 }
 
 /// Queries since the clock advanced.
@@ -120,6 +126,7 @@ impl Streams {
             captured: 0,
             failed: Vec::new(),
             idle: Idle::default(),
+            deferred: Deferred::default(),
         }
     }
 
@@ -161,6 +168,7 @@ impl Streams {
             None
         };
         self.drop_capture(handle);
+        self.end_for_host(handle, u64::MAX);
         destroyed.map(drop).ok_or(Code::InvalidHandle)
     }
 
@@ -174,6 +182,7 @@ impl Streams {
             self.drop_capture(key);
             if key >= HANDLES {
                 self.streams.remove(&key);
+                self.end_for_host(key, u64::MAX);
             }
         }
     }
@@ -244,6 +253,7 @@ impl Streams {
                 at: now,
                 late_by,
                 work: self.work_before_next(key(stream, current)),
+                free: None,
             };
             *self.event(event)? = Event {
                 record: Some(record),
@@ -294,11 +304,55 @@ impl Streams {
         Ok(pending.map(|record| record.at))
     }
 
+    /// Notes that PyTorch's allocator recorded an event for the last free of the current device.
+    pub(crate) fn note_free(&mut self, event: usize, device: usize) {
+        let record = self.event(event).ok().and_then(|of| of.record.as_mut());
+        if let Some(record) = record {
+            let number = torch_allocator::counts(device).map(|[_, frees]| (device, frees));
+            record.free = number;
+        }
+    }
+
+    /// Notes that the allocator found that the work of a free has ended, which the host does not
+    /// know.
+    pub(crate) fn defer(&mut self, event: usize) {
+        let record = self.event(event).ok().and_then(|of| of.record.as_ref());
+        if let Some((free, work)) = record.map(|record| (record.free, record.work.clone())) {
+            let free = free.filter(|_| self.captured == 0);
+            let work = work.into_iter();
+            let work = work.filter(|(stream, number)| self.is_pending((stream, number)));
+            let work = work.collect();
+            self.deferred.add(free, work);
+        }
+    }
+
+    /// Notes that the program has asked, and seen that the work before an event has ended.
+    pub(crate) fn see_event(&mut self, event: usize) {
+        let record = self.event(event).ok().and_then(|of| of.record.as_ref());
+        let work = record.map(|record| record.work.clone());
+        self.deferred.see(work.unwrap_or_default(), allocations);
+    }
+
+    /// Likewise for the work of a stream.
+    pub(crate) fn see_stream(&mut self, handle: usize, current: usize) {
+        let work = self.work_of(key(handle, current));
+        self.deferred.see(work, allocations);
+    }
+
+    pub(crate) const fn deferred(&self) -> &Deferred {
+        &self.deferred
+    }
+
+    /// Ends work of a stream for the blocks that wait for it.
+    fn end_for_host(&mut self, stream: usize, number: u64) {
+        self.deferred.end(stream, number, allocations);
+    }
+
     /// Ends all work that was submitted.
     pub(crate) fn end_work(&mut self) {
-        for (key, stream) in &mut self.streams {
-            stream.waited = self.submitted.by(*key);
-        }
+        let all: Vec<usize> = self.streams.keys().copied().collect();
+        let submitted = all.into_iter().map(|key| (key, self.submitted.by(key)));
+        self.end(submitted.collect());
     }
 
     /// Counts a query that found pending work. Returns whether the clock must advance.
@@ -309,6 +363,11 @@ impl Streams {
         self.idle.queries += 1;
         self.idle.queries.is_multiple_of(IDLE_QUERIES)
     }
+}
+
+/// The allocations of PyTorch on a device so far.
+fn allocations(device: usize) -> u64 {
+    torch_allocator::counts(device).map_or(0, |[allocations, _]| allocations)
 }
 
 const fn key(handle: usize, current: usize) -> usize {

@@ -17,6 +17,10 @@ impl Hook {
         self.0.store(address.expose_provenance(), Ordering::Release);
     }
 
+    pub(crate) fn is_set(&self) -> bool {
+        self.0.load(Ordering::Acquire) != 0
+    }
+
     pub(crate) fn call(&self) -> bool {
         // SAFETY: zero, or the address of such a function.
         let hook: Option<extern "C" fn() -> bool> =

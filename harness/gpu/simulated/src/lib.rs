@@ -25,7 +25,8 @@
 //! * `versions` has the versions of libraries;
 //! * `reads` counts reads of values that nothing has computed, and `python_events` finds effects of
 //!   the program;
-//! * `torch_allocator` keeps the statistics of PyTorch's allocators in a file;
+//! * `torch_allocator` keeps the statistics of PyTorch's allocators in a file, and `torch_history`
+//!   begins PyTorch's memory history;
 //! * `torch_kernel` runs small operations of PyTorch without Python, on the `contents`;
 //! * `unmodelled` answers for all functions without code here, with `objects` for their handles;
 //!   `solver` and `sparse` have the workspaces of cuSOLVER and cuSPARSE, `random` the numbers of
@@ -80,6 +81,7 @@ mod solver;
 mod sparse;
 mod stack;
 mod torch_allocator;
+mod torch_history;
 mod torch_kernel;
 mod unmodelled;
 mod versions;

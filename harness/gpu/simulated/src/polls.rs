@@ -36,9 +36,11 @@ fn is_of_python() -> bool {
     STATE.is_some_and(|state| !unsafe { state() }.is_null())
 }
 
-/// Notes a query, if the model has answered it. Callers do not hold the state.
-pub(crate) fn note(is_modelled: bool) {
-    if is_modelled && is_of_python() && NOTED.fetch_add(1, Ordering::Relaxed) < MOST_NOTED {
-        HOOK.call();
-    }
+/// Notes a query, if the model has answered it. Returns whether the program sees the answer, as far
+/// as that is known. Callers do not hold the state.
+pub(crate) fn note(is_modelled: bool) -> bool {
+    is_modelled
+        && is_of_python()
+        && NOTED.fetch_add(1, Ordering::Relaxed) < MOST_NOTED
+        && HOOK.call()
 }

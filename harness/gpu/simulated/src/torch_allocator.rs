@@ -9,17 +9,19 @@
 use std::arch::naked_asm;
 use std::ffi::{CStr, OsStr, c_char, c_int, c_void};
 use std::os::{fd::AsRawFd as _, unix::ffi::OsStrExt as _};
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, AtomicUsize, Ordering};
 use std::{env, fs::OpenOptions, mem, ops::Range, path::Path, ptr, slice};
 
 use harness_gpu_settings::settings::RUN;
-use harness_gpu_settings::torch_statistics::{ENDING, MOST_OBJECTS, SLOT, SMALLEST};
+use harness_gpu_settings::torch_statistics::{self, ENDING, MOST_OBJECTS, SLOT, SMALLEST};
 use nix::fcntl::posix_fallocate;
 
 const LIBRARY: &[u8] = b"/libc10_cuda.so";
 const NEW: &CStr = c"_Znwm";
 const DELETE: &CStr = c"_ZdlPvm";
 const QUERY: &CStr = c"cudaEventQuery";
+const RECORD: &CStr = c"cudaEventRecord";
 /// The end of the mangled name of `NativeCachingAllocator::init(int)`, which creates the allocators
 /// and nothing else of their size.
 const CREATOR: &[u8] = b"NativeCachingAllocator4initEi";
@@ -35,7 +37,9 @@ const SYMBOLS: i64 = 6;
 const RELOCATIONS: [(i64, i64); 2] = [(7, 8), (23, 2)];
 
 type New = unsafe extern "C-unwind" fn(usize) -> *mut c_void;
+/// The functions in place of `cudaEventQuery` and `cudaEventRecord`.
 pub(crate) type Query = extern "C" fn(usize) -> c_int;
+pub(crate) type Record = extern "C" fn(usize, usize) -> c_int;
 type Delete = unsafe extern "C-unwind" fn(*mut c_void, usize);
 
 #[repr(C)]
@@ -64,8 +68,8 @@ struct Symbol {
 /// The C++ library's functions.
 static REAL_NEW: AtomicPtr<c_void> = AtomicPtr::new(ptr::null_mut());
 static REAL_DELETE: AtomicPtr<c_void> = AtomicPtr::new(ptr::null_mut());
-/// The function in place of `cudaEventQuery`.
 static NEW_QUERY: AtomicPtr<c_void> = AtomicPtr::new(ptr::null_mut());
+static NEW_RECORD: AtomicPtr<c_void> = AtomicPtr::new(ptr::null_mut());
 /// The code that creates allocators.
 static CREATOR_BEGIN: AtomicUsize = AtomicUsize::new(0);
 static CREATOR_END: AtomicUsize = AtomicUsize::new(0);
@@ -80,8 +84,8 @@ static COPY: AtomicPtr<u8> = AtomicPtr::new(ptr::null_mut());
 static IS_CLOSED: AtomicBool = AtomicBool::new(false);
 
 /// Makes PyTorch's allocators of this many devices use the file of this process, once PyTorch's
-/// library is loaded. PyTorch then calls `query` in place of `cudaEventQuery`.
-pub(crate) fn keep_statistics(devices: usize, query: Query) {
+/// library is loaded. PyTorch then calls these functions for its events.
+pub(crate) fn keep_statistics(devices: usize, query: Query, record: Record) {
     static IS_DONE: AtomicBool = AtomicBool::new(false);
     if IS_DONE.load(Ordering::Relaxed) || env::var_os(RUN).is_none() {
         return;
@@ -92,6 +96,7 @@ pub(crate) fn keep_statistics(devices: usize, query: Query) {
     REAL_NEW.store(new, Ordering::Release);
     REAL_DELETE.store(delete, Ordering::Release);
     NEW_QUERY.store(query as *mut c_void, Ordering::Release);
+    NEW_RECORD.store(record as *mut c_void, Ordering::Release);
     SLOTS.store((1 + devices).min(MOST_OBJECTS), Ordering::Release);
     // SAFETY: the callback has the type that the function requires.
     if unsafe { libc::dl_iterate_phdr(Some(replace), ptr::null_mut()) } != 0 {
@@ -198,6 +203,7 @@ unsafe fn replace_function(name: &CStr, place: u64) {
     let replacement = match name {
         name if name == NEW => new_of_caller as New as *mut c_void,
         name if name == QUERY => NEW_QUERY.load(Ordering::Acquire),
+        name if name == RECORD => NEW_RECORD.load(Ordering::Acquire),
         name if name == DELETE => delete as Delete as *mut c_void,
         _ => return,
     };
@@ -343,6 +349,28 @@ fn open(slots: usize) -> Option<*mut u8> {
         Ok(_) => Some(mapped.cast()),
         Err(first) => Some(first),
     }
+}
+
+/// The numbers of allocations and of frees of the allocator of a device so far; `None` before its
+/// first allocation, and if they are unknown.
+pub(crate) fn counts(device: usize) -> Option<[u64; 2]> {
+    static POSITIONS: OnceLock<Vec<[usize; 2]>> = OnceLock::new();
+    let file = FILE.load(Ordering::Acquire);
+    if file.is_null() {
+        return None;
+    }
+    let positions = POSITIONS.get().or_else(|| {
+        let size = SLOTS.load(Ordering::Acquire) * SLOT;
+        // SAFETY: the file has this size. The calling thread uses the allocator, or another one may
+        // change words, which are only compared.
+        let found = torch_statistics::counts(unsafe { slice::from_raw_parts(file, size) })?;
+        Some(POSITIONS.get_or_init(|| found))
+    })?;
+    let number = |at: usize| {
+        // SAFETY: the position is that of an aligned word in the file.
+        unsafe { AtomicU64::from_ptr(file.add(at).cast()) }.load(Ordering::Relaxed)
+    };
+    positions.get(device).map(|counts| counts.map(number))
 }
 
 /// Copies the file for a child. The caller holds the lock of the state until the fork.

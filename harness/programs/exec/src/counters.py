@@ -5,12 +5,12 @@ import struct
 
 # The file begins with seven words: mark, devices, memory, submitted, memory reads, uncomputed reads and waits of frees.
 _DEVICES_AT, _MOST_DEVICES = 56, 120
-_SUBMITTED, _UNCOMPUTED_READS = 3, 5
+_SUBMITTED, _UNCOMPUTED_READS, _WAITS_OF_FREES = 3, 5, 6
 # Bytes in use, their peak, requests, frees, failures, injected ones, and the peak since `restart_peaks`.
 Device = collections.namedtuple("Device", "used peak requests frees failed injected recent_peak")
 _DEVICE_BYTES = 8 * len(Device._fields)
 _RECENT_PEAK_AT = 8 * Device._fields.index("recent_peak")
-Counters = collections.namedtuple("Counters", "submitted uncomputed_reads devices")
+Counters = collections.namedtuple("Counters", "submitted uncomputed_reads waits_of_frees devices")
 
 
 def path(folder, pid=None):
@@ -33,7 +33,7 @@ def read(folder, pid=None):
         return None
     head = struct.unpack_from("7Q", words)
     devices = map(Device._make, struct.iter_unpack("%dQ" % len(Device._fields), words[_DEVICES_AT : len(words) - (len(words) - _DEVICES_AT) % _DEVICE_BYTES]))
-    return Counters(head[_SUBMITTED], head[_UNCOMPUTED_READS], {index: device for index, device in enumerate(devices) if device.requests})
+    return Counters(head[_SUBMITTED], head[_UNCOMPUTED_READS], head[_WAITS_OF_FREES], {index: device for index, device in enumerate(devices) if device.requests})
 
 
 def restart_peaks(folder, pid=None):

@@ -506,6 +506,10 @@ def _at_exit():
         except Exception as error:
             if not _EVENTS_ONLY:
                 sys.stderr.write("harness: cannot write the memory snapshot: %s\n" % error)
+    try:
+        _write_waits(torch)
+    except Exception:
+        pass  # Only one bound of the peak is known then.
     if _is_copy:
         import gc
 
@@ -741,7 +745,8 @@ def _note_reads(module):
                 if name_of_file == "reads" and _saved.is_saved(frame):
                     return True
                 if name_of_file == "polls" and frame.f_code.co_name != "query" and "cupy" not in sys.modules:
-                    return  # Torch asks for its pinned memory.
+                    return False  # Torch asks for its pinned memory.
+                is_answered = name_of_file == "polls"
                 # The code of a frame and `id` take longer: Python raises audit events for them.
                 while frame is not None:
                     name = frame.f_globals.get("__name__")
@@ -758,13 +763,14 @@ def _note_reads(module):
                     frame = _innermost(frame) or (_innermost(sys._current_frames().get(main)) if stands_in else None)
                     place = _place(frame)
                 if frame is None or place in seen or len(seen) >= _MOST_PLACES_OF_READS:
-                    return
+                    return is_answered
                 seen.add(place)
                 line = json.dumps(_frames(frame, 1)[0])
                 if line not in lines:
                     lines.add(line)
                     with open(os.path.join(_RUN, "%s-%d.jsonl" % (name_of_file, os.getpid())), "a") as file:
                         file.write(line + "\n")
+                return is_answered
             except Exception:
                 pass  # The count of reads needs no line.
 
@@ -840,6 +846,64 @@ def _record_history(module):
         earlier(failed)
 
     threading.excepthook = of_thread
+
+
+def _record_history_of_streams(module):
+    """Makes torch record its memory history, without call stacks, once it creates a stream. If freed memory then waits for another stream, a replay of the
+    history shows the peak of a host that runs ahead of the GPU. The program must not notice the history: its own takes the place of this one."""
+    import ctypes
+
+    def begin():
+        library, memory = ctypes.CDLL(_core()), sys.modules["torch"].cuda.memory
+        record, names = memory._record_memory_history, ("_record_memory_history", "_snapshot")
+        torchs = {name: getattr(memory, name) for name in names}
+
+        def end():
+            library.harness_history_hook(None)
+            _history.clear()
+            for name in names:
+                setattr(memory, name, torchs[name])
+
+        def of_program(name):
+            def instead(*args, **kwargs):
+                end()
+                record(None)
+                return torchs[name](*args, **kwargs)
+
+            return instead
+
+        def of_stream():
+            try:
+                if not _history:
+                    _history.append(end)
+                    record(context=None, max_entries=_MOST_EVENTS)
+                    for name in names:
+                        setattr(memory, name, of_program(name))
+            except Exception:
+                pass  # Only the native allocator has a history.
+            return False
+
+        hook = ctypes.CFUNCTYPE(ctypes.c_bool)(of_stream)
+        library.harness_history_hook(hook)
+        atexit.register(lambda: (library.harness_history_hook(None), hook))
+
+    module._lazy_call(begin)
+
+
+def _write_waits(torch):
+    """Writes which frees waited for other streams, and the history of the memory, if there is no snapshot."""
+    counters = _counters.read(_RUN) if _ATTEMPTS == _RUN else None
+    if not counters or not counters.waits_of_frees:
+        return
+    import ctypes
+
+    if _history:
+        _history[0]()
+        _write("history-%d.pickle" % os.getpid(), lambda path: _dump_snapshot(torch, path))
+    path = os.path.join(_RUN, "waits-%d" % os.getpid())
+    if not ctypes.CDLL(_core()).harness_deferred_frees(os.fsencode(path + ".unfinished")):
+        return
+    os.replace(path + ".unfinished", path)
 
 
 def _own_module(name):
@@ -920,6 +984,8 @@ def _with_cuda(module):
     _begin(module)
     if os.environ.get("HARNESS_GPU_SNAPSHOT"):
         _record_history(module)
+    elif os.environ.get("HARNESS_GPU_HISTORY"):
+        _record_history_of_streams(module)
     _note_errors(module)
     if os.environ.get("HARNESS_GPU_OOMS") and _ATTEMPTS == _RUN:
         _note_failed_calls(module)
@@ -967,6 +1033,8 @@ def _without_values_in_inductor(module):
 
 
 _is_copy = False
+# The function that ends the memory history of this file, if there is one.
+_history = []
 # How an inference engine divides the memory of the GPU.
 _engine = {}
 # The engines that this process imported, by name.

@@ -19,7 +19,7 @@ use crate::own_libraries::AUDITING_LIBC;
 pub use crate::own_libraries::LaunchError;
 use crate::process::{self, End, HeldSignals};
 use crate::stubs::{DRIVER, LINKED_DRIVER};
-use crate::{cache::Libraries, imports, machine::Machine, outlived, setup::Setup, torch};
+use crate::{ahead, cache::Libraries, imports, machine::Machine, outlived, setup::Setup, torch};
 
 /// Makes the hook record the call stack of each OutOfMemoryError.
 pub(crate) const PLACES: &str = "HARNESS_GPU_OOMS";
@@ -27,6 +27,8 @@ pub(crate) const PLACES: &str = "HARNESS_GPU_OOMS";
 const SAMPLES: &str = "HARNESS_GPU_SAMPLES";
 /// Makes the hook write memory snapshots. With the value `events`, they lack call stacks.
 pub(crate) const SNAPSHOT: &str = "HARNESS_GPU_SNAPSHOT";
+/// Makes the hook record the memory of a program with several streams, for [`crate::ahead`].
+pub(crate) const HISTORY: &str = "HARNESS_GPU_HISTORY";
 const SITE: &str = include_str!("hook.py");
 /// Imported by the hook if a run may be repeated, or if small values are known.
 const FILES: [(&str, &str); 2] = [
@@ -339,6 +341,7 @@ impl Launch<'_> {
                 .flat_map(|conf| ALLOCATOR_SETTINGS.map(|name| (name, conf.into()))),
         );
         set.extend(self.snapshot.then(|| (SNAPSHOT, "1".into())));
+        set.extend(ahead::settings(self.machine).map(|_| (HISTORY, "1".into())));
         // A hang shows where ranks ran out of memory.
         set.extend(
             self.machine

@@ -8,13 +8,15 @@
 //!    GPU with a limit. [`hang`] finds ranks that wait forever.
 //! 4. [`record`] collects the files that its processes wrote, with what torch reported
 //!    ([`torch_record`]), its [`errors`] and the [`machine_memory`]; [`summary`] prints them, and
-//!    [`timeline`] orders the memory events of a process.
+//!    [`timeline`] orders the memory events of a process. [`ahead`] replays a host that runs ahead
+//!    of the GPU.
 //!
 //! [`trials`] runs a program many times: with injected failures, with less memory, or under other
 //! settings. [`library_host`] runs a user's allocator library in a process. [`forked`] copies this
 //! process, and [`large_pages`] makes that faster. `harness-simulated-gpu` implements the
 //! libraries' functions; it is loaded into the program, not into this process.
 
+pub mod ahead;
 pub mod cache;
 pub mod doubts;
 pub mod environment;

@@ -13,6 +13,7 @@ use harness_gpu_settings::{
 };
 use serde::{Deserialize, Serialize};
 
+use crate::ahead::{self, PeakAhead};
 use crate::files::{numbered, own_ledger, read_lines};
 use crate::machine_memory::MachineMemory;
 use crate::torch_record::{AdaptedEngine, Caller, PEAK_ALLOCATED, Statistics, TorchRecord};
@@ -119,6 +120,12 @@ pub struct Process {
     /// How often freed memory waited for the work of another stream. Then peaks depend on the
     /// timing of the GPU. Not counted on a real GPU.
     pub waits_of_frees: u64,
+    /// The peaks of a host that keeps up, or runs ahead, on each device on which frees waited.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub peaks_by_timing: Vec<PeakAhead>,
+    /// Why these are unknown although frees waited.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub not_replayed: Option<&'static str>,
     /// The first lines that asked whether the GPU had finished work for which the host had not
     /// waited, in their order. Then peaks can depend on its timing too.
     #[serde(skip_serializing_if = "Vec::is_empty")]
@@ -292,6 +299,47 @@ fn add_statistics(run: &Path, processes: &mut BTreeMap<u32, Process>) -> io::Res
     Ok(())
 }
 
+/// Replays the processes whose frees waited for other streams, with a host that runs ahead.
+fn add_peaks_by_timing(run: &Path, processes: &mut [Process], machine: &Machine) {
+    let Some(settings) = ahead::settings(machine) else {
+        return;
+    };
+    // What contexts, libraries and other processes hold is not left to torch.
+    let held = |device: u32| {
+        let index = device as usize;
+        let held = processes.iter().flat_map(|process| &process.devices);
+        let held = held.filter(|device| device.index == index && device.mallocs > 0);
+        held.map(|device| device.peak_reserved + settings.context_overhead.0)
+            .sum::<u64>()
+    };
+    let of_process = |process: &Process| {
+        let reserved = |device: u32| {
+            let stats = process
+                .torch
+                .as_ref()?
+                .memory_stats
+                .get(&device.to_string())?;
+            stats.get("reserved_bytes.all.peak")?.as_u64()
+        };
+        let available = |device: u32| {
+            let others = held(device).saturating_sub(reserved(device).unwrap_or(0));
+            settings.memory.saturating_sub(Bytes(others))
+        };
+        ahead::of_process(run, process.pid, settings, reserved, available)
+    };
+    let replayed: Vec<_> = processes
+        .iter()
+        .map(|process| (process.waits_of_frees > 0).then(|| of_process(process)))
+        .collect();
+    for (process, replayed) in processes.iter_mut().zip(replayed) {
+        match replayed {
+            Some(Ok(peaks)) => process.peaks_by_timing = peaks,
+            Some(Err(why)) => process.not_replayed = Some(why),
+            None => {}
+        }
+    }
+}
+
 impl Record {
     /// What figures of a process depend on, to follow them; empty if they are exact. What a process
     /// without a GPU read may decide what any other does.
@@ -454,6 +502,7 @@ impl Record {
             Err(error) => return Err(error),
         };
         let mut processes: Vec<Process> = processes.into_values().collect();
+        add_peaks_by_timing(run, &mut processes, machine);
         // An interactive session shows an error and goes on: only the exit code of the first
         // process shows that no exception ended it.
         let torches = processes

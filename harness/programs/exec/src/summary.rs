@@ -386,11 +386,15 @@ fn timing(record: &Record, events: Events) -> String {
         .host_ahead
         .as_ref()
         .and_then(|ahead| range_of_peaks(record, ahead));
-    let others = extremes.unwrap_or_else(|| {
+    let others = extremes.or_else(|| replayed(record)).unwrap_or_else(|| {
         match events {
             Events::Instant => {
-                "these assume that the GPU keeps up with the host; `--events range` also shows \
-                 those of a host that runs ahead"
+                let why = record.used().find_map(|process| process.not_replayed);
+                let why = why.map_or_else(String::new, |why| format!(" (not replayed: {why})"));
+                return format!(
+                    "these assume that the GPU keeps up with the host; `--events range` also \
+                     shows those of a host that runs ahead{why}"
+                );
             }
             Events::Synchronize => {
                 "these assume that the host runs ahead; `--events instant` assumes that the GPU \
@@ -403,32 +407,68 @@ fn timing(record: &Record, events: Events) -> String {
     format!("{dependence}: {others}\n")
 }
 
-/// The device memory that all processes hold together at most, from a GPU that keeps up with the
-/// host to a host that runs ahead.
-fn range_of_peaks(record: &Record, ahead: &HostAhead) -> Option<String> {
-    let of_device = |(index, (least, most)): (usize, (&u64, &u64))| {
-        let device = if record.peak_held.len() > 1 {
-            format!(" of device {index}")
-        } else {
-            String::new()
-        };
-        let [least, most] = [least, most].map(|bytes| Bytes(*bytes).to_string());
-        if least == most {
-            return format!("{least}{device} are held at the peak in either case");
-        }
+/// Describes the least and the most memory of a place, such as ` of device 0`: that of a GPU that
+/// keeps up with the host, and that of a host that runs ahead.
+fn between([least, most]: [u64; 2], place: &str, verb: &str) -> String {
+    let [least, most] = [least, most].map(Bytes);
+    if least == most {
+        format!("{least}{place} are {verb} at the peak in either case")
+    } else {
         format!(
-            "{least}{device} are held at the peak if the GPU keeps up with the host, {most} if the \
-             host runs ahead"
+            "{least}{place} are {verb} at the peak if the GPU keeps up with the host, {most} if \
+             the host runs ahead"
         )
+    }
+}
+
+/// The reserved memory by a replay; `None` if that is unknown of a process.
+fn replayed(record: &Record) -> Option<String> {
+    if record.used().any(|process| process.not_replayed.is_some()) {
+        return None;
+    }
+    let has_several = record.used().count() > 1;
+    let peaks = record.used().flat_map(|process| {
+        process.peaks_by_timing.iter().map(move |peak| {
+            let mut place = String::new();
+            if record.peak_held.len() > 1 {
+                let _ = write!(place, " of device {}", peak.device);
+            }
+            if has_several {
+                let _ = write!(place, " by process {}", process.pid);
+            }
+            let end = if peak.runs_out_of_memory {
+                ", and then a request fails"
+            } else {
+                ""
+            };
+            between([peak.least, peak.most], &place, "reserved") + end
+        })
+    });
+    let peaks: Vec<String> = peaks.collect();
+    let can_differ = record.used().any(|process| !process.polled_at.is_empty());
+    let others = if can_differ {
+        "; `--events range` shows other requests"
+    } else {
+        ""
     };
-    let peaks: Vec<String> = record
-        .peak_held
-        .iter()
-        .zip(&ahead.peak_held)
-        .enumerate()
-        .filter(|(_, (least, most))| **least > 0 || **most > 0)
-        .map(of_device)
-        .collect();
+    (!peaks.is_empty()).then(|| {
+        format!(
+            "{} (a replay of the same requests{others})",
+            first_of(&peaks)
+        )
+    })
+}
+
+/// The device memory that all processes hold together at most, by two runs.
+fn range_of_peaks(record: &Record, ahead: &HostAhead) -> Option<String> {
+    let has_several = record.peak_held.len() > 1;
+    let peaks = record.peak_held.iter().zip(&ahead.peak_held).enumerate();
+    let used = peaks.filter(|(_, (least, most))| **least > 0 || **most > 0);
+    let of_device = |(index, (least, most)): (usize, (&u64, &u64))| {
+        let device = has_several.then(|| format!(" of device {index}"));
+        between([*least, *most], &device.unwrap_or_default(), "held")
+    };
+    let peaks: Vec<String> = used.map(of_device).collect();
     if peaks.is_empty() {
         return None;
     }

@@ -76,6 +76,8 @@ fn run() -> (Record, Machine, Vec<ProgramTimeline>) {
         uncomputed_reads: 0,
         uncomputed_reads_at: Vec::new(),
         waits_of_frees: 0,
+        peaks_by_timing: Vec::new(),
+        not_replayed: None,
         polled_at: Vec::new(),
         graph_requests: 0,
         submitted: 40,

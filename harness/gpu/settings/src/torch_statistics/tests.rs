@@ -154,3 +154,23 @@ fn a_torn_or_foreign_object_has_no_statistics() {
     }
     assert_eq!(statistics(&[0; 100]), None);
 }
+
+#[test]
+fn statistics_are_found_while_a_freed_block_waits_for_another_stream() {
+    let bytes = 1 << 20;
+    let mut waiting = words(bytes);
+    for pool in [0, 8] {
+        // The block is no longer allocated, but still active and requested.
+        (waiting[pool], waiting[pool + 3]) = (0, 1);
+        let allocated_bytes = 4 * PER_QUANTITY + pool;
+        (waiting[allocated_bytes], waiting[allocated_bytes + 3]) = (0, bytes);
+    }
+    let file = file(&[(3104, 40, waiting), (3104, 40, vec![])]);
+    let found = statistics(&file).unwrap();
+    assert_eq!(found[0].active_bytes.all.current, bytes as u64);
+    assert_eq!(found[0].allocated_bytes.all.current, 0);
+    let number = |at: usize| u64::from_le_bytes(file[at..at + 8].try_into().unwrap());
+    let counts = counts(&file).unwrap();
+    let numbers: Vec<[u64; 2]> = counts.iter().map(|at| at.map(number)).collect();
+    assert_eq!(numbers, [[1, 1], [0, 0]]);
+}

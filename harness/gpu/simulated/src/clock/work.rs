@@ -122,9 +122,10 @@ impl Streams {
 
     /// Ends work for which the host waits.
     pub(super) fn end(&mut self, work: Work) {
-        for (stream, number) in work {
-            if let Some(stream) = self.streams.get_mut(&stream) {
+        for (key, number) in work {
+            if let Some(stream) = self.streams.get_mut(&key) {
                 stream.waited = stream.waited.max(number);
+                self.end_for_host(key, number);
             }
         }
     }

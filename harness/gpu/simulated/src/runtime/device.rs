@@ -6,7 +6,7 @@ use std::ptr;
 use harness_gpu_settings::export;
 use harness_gpu_settings::ffi::{Out, Text, write};
 
-use super::streams::query_of_torch;
+use super::streams::{query_of_torch, record_of_torch};
 use crate::code::{Code, put, remember};
 use crate::context::use_primary;
 use crate::device_properties::{attribute, pci_address, pci_bus, properties};
@@ -78,7 +78,7 @@ fn count_devices(count: Out<'_, c_int>) -> Result<(), Code> {
     } else {
         0
     };
-    keep_statistics(devices, query_of_torch);
+    keep_statistics(devices, query_of_torch, record_of_torch);
     let written = put(count, c_int::try_from(devices).unwrap_or(0));
     usable.and(written).and(if devices == 0 {
         Err(Code::NoDevice)

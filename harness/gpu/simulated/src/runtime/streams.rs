@@ -8,8 +8,8 @@ use harness_gpu_settings::{export, ffi::Out, settings::Events};
 use crate::clock::captures::{Caller, is_any_active};
 use crate::code::{Code, put, remember};
 use crate::nccl;
-use crate::polls;
 use crate::world::{Machine, State, current_device, machine};
+use crate::{polls, torch_history};
 
 /// The time of a kernel or another piece of work between two events, in milliseconds. It decides
 /// how long autotuners take: Triton's repeats each kernel until the events say 100 ms.
@@ -88,7 +88,13 @@ fn not_ready(machine: &Machine, state: &mut State) -> Code {
 export! {
     cudaStreamCreateWithPriority, cuStreamCreateWithPriority(
         stream: Out<'_, usize>, flags: c_uint, priority: c_int
-    ) = with(|_, state| put(stream, state.streams.create(current_device(), priority, flags)));
+    ) = {
+        let code = with(|_, state| {
+            put(stream, state.streams.create(current_device(), priority, flags))
+        });
+        torch_history::begin();
+        code
+    };
     cudaStreamCreateWithFlags(stream: Out<'_, usize>, flags: c_uint) =
         cudaStreamCreateWithPriority(stream, flags, 0);
     cudaStreamCreate(stream: Out<'_, usize>) = cudaStreamCreateWithPriority(stream, 0, 0);
@@ -103,7 +109,9 @@ export! {
                 Ok(())
             }
         });
-        polls::note(is_modelled);
+        if polls::note(is_modelled) && code == 0 {
+            machine().state().streams.see_stream(stream, current_device());
+        }
         code
     };
     cudaStreamSynchronize(stream: usize) =
@@ -133,7 +141,9 @@ export! {
     /// Potentially unsafe during a capture, also for events outside of it.
     cudaEventQuery(event: usize) = {
         let (code, is_modelled) = query(event);
-        polls::note(is_modelled);
+        if polls::note(is_modelled) && code == 0 {
+            machine().state().streams.see_event(event);
+        }
         code
     };
     cudaEventSynchronize(event: usize) =
@@ -180,6 +190,19 @@ pub(super) extern "C" fn query_of_torch(event: usize) -> c_int {
     // A block that is still in use is counted once, and one whose use has ended is not.
     if !IS_PENDING.swap(code != 0, Ordering::Relaxed) && is_modelled {
         machine().counters.count_wait_of_free();
+    }
+    if is_modelled && machine().settings.events == Events::Instant {
+        machine().state().streams.defer(event);
+    }
+    code
+}
+
+/// `cudaEventRecord` for PyTorch's library, which records an event in each stream that uses a block
+/// when it frees the block.
+pub(super) extern "C" fn record_of_torch(event: usize, stream: usize) -> c_int {
+    let code = cudaEventRecord(event, stream);
+    if code == 0 {
+        machine().state().streams.note_free(event, current_device());
     }
     code
 }

@@ -55,6 +55,8 @@ fn process(pid: u32, rank: Option<&str>) -> Process {
         uncomputed_reads: 0,
         uncomputed_reads_at: Vec::new(),
         waits_of_frees: 0,
+        peaks_by_timing: Vec::new(),
+        not_replayed: None,
         polled_at: Vec::new(),
         graph_requests: 0,
         cudnn_workspace_bounds: [0; 2],

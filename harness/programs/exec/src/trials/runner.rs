@@ -14,7 +14,7 @@ use harness_trace::snapshot::Snapshot;
 use super::copies::Copies;
 use super::observed::{Observed, TrialEnd};
 use super::{OUTPUTS, Trial, replay};
-use crate::launch::{EndedProgram, Launch, LaunchError, PLACES, Prepared, SNAPSHOT};
+use crate::launch::{EndedProgram, HISTORY, Launch, LaunchError, PLACES, Prepared, SNAPSHOT};
 use crate::machine::Machine;
 use crate::process::{End, Started};
 use crate::record::Record;
@@ -233,7 +233,10 @@ fn record(prepared: &mut Prepared, recording: RecordedRequests) {
         RecordedRequests::Sizes => Some("events"),
         RecordedRequests::Stacks => Some("stacks"),
     };
-    prepared.command.envs(form.map(|form| (SNAPSHOT, form)));
+    prepared
+        .command
+        .env_remove(HISTORY)
+        .envs(form.map(|form| (SNAPSHOT, form)));
 }
 
 fn name(trial: &Trial) -> String {

@@ -9,6 +9,7 @@
 
 mod captures;
 mod from_trace;
+mod later;
 mod pending;
 mod record;
 mod recover;

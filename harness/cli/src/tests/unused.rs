@@ -30,7 +30,7 @@ const OF_MATRIX: [&[&str]; 8] = [
     &["--time-limit", "1s"],
 ];
 /// All other options of `harness exec`.
-const OF_NEITHER: [&[&str]; 35] = [
+const OF_NEITHER: [&[&str]; 36] = [
     &["--addresses", "linux"],
     &["--alloc-conf", "a:1"],
     &["--allow-ooms"],

@@ -1386,7 +1386,8 @@ const BINDINGS: [(&str, &str); 2] = [
     (
         "site/linked.py",
         "import ctypes\n\
-         own = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_size_t)(lambda *given: 999)\n\
+         of = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_size_t)\n\
+         own = of(lambda *given: 999)\n\
          new = ctypes.pythonapi.PyCapsule_New\n\
          new.argtypes, new.restype = [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p], \
          ctypes.py_object\n\

@@ -91,8 +91,8 @@ fn file_of(address: usize) -> Option<CString> {
 /// Returns internal tables of NVIDIA's driver, which CUDA's runtime needs. The simulated driver has
 /// none, so a runtime that is linked into an object and has not been replaced cannot run. That of
 /// cuDNN gets an error: cuDNN asks for kernels that it can leave out while it plans without a
-/// device. So does that of nvJitLink, which only links code. Objects without the function's name get
-/// an error too: they only pass on calls, as libffi does for Python.
+/// device. So does that of nvJitLink, which only links code. Objects without the function's name
+/// get an error too: they only pass on calls, as libffi does for Python.
 #[unsafe(no_mangle)]
 #[unsafe(naked)]
 extern "C" fn cuGetExportTable() {

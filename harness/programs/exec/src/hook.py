@@ -855,6 +855,8 @@ def _record_history_of_streams(module):
 
     def begin():
         library, memory = ctypes.CDLL(_core()), sys.modules["torch"].cuda.memory
+        if not hasattr(library, "harness_history_hook"):
+            return  # The library of a real GPU, whose run is within that of a simulated one.
         record, names = memory._record_memory_history, ("_record_memory_history", "_snapshot")
         torchs = {name: getattr(memory, name) for name in names}
 

@@ -51,19 +51,19 @@ def main(rank, folder):
     def add(into):
         into += 1
 
-    def shuffle(into):
-        into.random_()
+    def draw(into):
+        into.copy_(torch.poisson(torch.ones(1, device="cuda")))
 
     def launch(into):
         into.fill_(torch.rand(1000, device="cuda").sum().long())
 
-    values = {use: torch.ones(1, dtype=torch.long, device="cuda") for use in (leave, add, shuffle, launch)}
+    values = {use: torch.ones(1, dtype=torch.long, device="cuda") for use in (leave, add, draw, launch)}
     for use, into in values.items():
         late(into, use)
     if rank == 0:
         assert values[leave].item() == 7
         values[add].item()  # read
-        values[shuffle].item()  # read
+        values[draw].item()  # read
         values[launch].item()  # read
     dist.barrier()
     dist.destroy_process_group()

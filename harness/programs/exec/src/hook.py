@@ -850,11 +850,13 @@ def _record_history(module):
 
 def _record_history_of_streams(module):
     """Makes torch record its memory history, without call stacks, once it creates a stream. If freed memory then waits for another stream, a replay of the
-    history shows the peak of a host that runs ahead of the GPU. The program must not notice the history: its own takes the place of this one."""
+    history shows the peak of a host that runs ahead of the GPU. The program must not notice the history: a history of its own, earlier or later, is the only
+    one."""
     import ctypes
 
     def begin():
-        library, memory = ctypes.CDLL(_core()), sys.modules["torch"].cuda.memory
+        library, torch = ctypes.CDLL(_core()), sys.modules["torch"]
+        memory = torch.cuda.memory
         if not hasattr(library, "harness_history_hook"):
             return  # The library of a real GPU, whose run is within that of a simulated one.
         record, names = memory._record_memory_history, ("_record_memory_history", "_snapshot")
@@ -876,7 +878,7 @@ def _record_history_of_streams(module):
 
         def of_stream():
             try:
-                if not _history:
+                if not _history and not torch._C._cuda_isHistoryEnabled():
                     _history.append(end)
                     record(context=None, max_entries=_MOST_EVENTS)
                     for name in names:

@@ -28,6 +28,7 @@ pub(crate) enum Code {
     IllegalAddress = 700,
     PeerAccessAlreadyEnabled = 704,
     PeerAccessNotEnabled = 705,
+    HostMemoryAlreadyRegistered = 712,
     MisalignedAddress = 716,
     LaunchFailed = 719,
     NotPermitted = 800,
@@ -46,7 +47,7 @@ pub(crate) enum Code {
 
 /// Names in the runtime and in the driver, and messages, by number. The driver has no name for an
 /// error of the runtime alone.
-const TEXTS: [(i32, &CStr, &CStr, &CStr); 32] = [
+const TEXTS: [(i32, &CStr, &CStr, &CStr); 33] = [
     (0, c"cudaSuccess", c"CUDA_SUCCESS", c"no error"),
     (
         1,
@@ -149,6 +150,12 @@ const TEXTS: [(i32, &CStr, &CStr, &CStr); 32] = [
         c"cudaErrorPeerAccessNotEnabled",
         c"CUDA_ERROR_PEER_ACCESS_NOT_ENABLED",
         c"peer access has not been enabled",
+    ),
+    (
+        712,
+        c"cudaErrorHostMemoryAlreadyRegistered",
+        c"CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED",
+        c"part or all of the requested memory range is already mapped",
     ),
     (
         716,

@@ -3,6 +3,7 @@
 use std::{collections::BTreeMap, ptr};
 
 use harness_allocator::units::Bytes;
+use harness_gpu_settings::shared_memory::private_part;
 
 use crate::code::Code;
 
@@ -18,6 +19,8 @@ struct Range {
     kind: Kind,
     /// The device to which page-locked memory is charged.
     charged: Option<usize>,
+    /// The part of charged memory that the program allocated, and that is its own.
+    registered: Bytes,
 }
 
 /// The origin of page-locked or managed memory.
@@ -41,8 +44,8 @@ impl HostMemory {
     ) -> Result<usize, Code> {
         let size = size.max(1);
         let access = libc::PROT_READ | libc::PROT_WRITE;
-        // Managed memory may be larger than the memory of the host.
-        let reserve = if let Kind::Managed(_) = kind {
+        // Memory that is charged to a device may be larger than the memory of the host.
+        let reserve = if charged.is_some() || matches!(kind, Kind::Managed(_)) {
             libc::MAP_NORESERVE
         } else {
             0
@@ -71,6 +74,7 @@ impl HostMemory {
             size,
             kind,
             charged,
+            registered: Bytes::ZERO,
         };
         self.0.insert(start.expose_provenance(), range);
         Ok(start.expose_provenance())
@@ -84,6 +88,7 @@ impl HostMemory {
                 size,
                 kind: Kind::Pinned,
                 charged,
+                ..
             }) => {
                 self.unmap(start, size);
                 Ok((charged, size))
@@ -120,11 +125,9 @@ impl HostMemory {
         }
     }
 
-    /// The charged memory that the program allocated itself.
+    /// The charged memory that the program allocated itself, without memory that processes share.
     pub(crate) fn registered(&self) -> Bytes {
-        let is_charged = |range: &&Range| range.kind == Kind::Registered && range.charged.is_some();
-        let sizes = self.0.values().filter(is_charged).map(|range| range.size);
-        Bytes(sizes.sum::<usize>() as u64)
+        self.0.values().map(|range| range.registered).sum()
     }
 
     fn unmap(&mut self, start: usize, size: usize) {
@@ -140,6 +143,7 @@ impl HostMemory {
                 size,
                 kind: Kind::Registered,
                 charged,
+                registered: charged.map_or(Bytes::ZERO, |_| private_part(start, size)),
             },
         );
     }
@@ -153,6 +157,12 @@ impl HostMemory {
             .ok_or(Code::InvalidValue)?;
         self.0.remove(&start);
         Ok((range.charged, range.size))
+    }
+
+    /// Whether the program registered memory around an address.
+    pub(crate) fn is_registered(&self, address: usize) -> bool {
+        self.around(address)
+            .is_some_and(|(.., kind)| kind == Kind::Registered)
     }
 
     /// The memory around an address: its start, size and kind.

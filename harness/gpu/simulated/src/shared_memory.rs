@@ -8,7 +8,7 @@ use harness_allocator::units::Bytes;
 use harness_gpu_settings::ledger::Holding;
 use harness_gpu_settings::settings::{Settings, SharedMemory, publish};
 use harness_gpu_settings::shared_memory::{
-    MemoryInUse, MemoryNotes, MemoryShare, NOTES, STACK, processes, resident,
+    MemoryInUse, MemoryNotes, MemoryShare, NOTES, Resident, STACK, processes,
 };
 use harness_gpu_settings::text::to_variable;
 
@@ -24,6 +24,7 @@ pub(crate) struct Shared {
     mode: SharedMemory,
     /// `None` if the memory of processes is not read.
     run: Option<PathBuf>,
+    resident: Resident,
     notes: MemoryNotes,
     /// The most memory in use that the file has.
     written: Bytes,
@@ -39,6 +40,7 @@ impl Shared {
         Self {
             mode: settings.shared_memory,
             run: run.filter(|_| is_read).map(Path::to_owned),
+            resident: Resident::default(),
             notes: MemoryNotes::default(),
             written: Bytes::ZERO,
             counted: Bytes::ZERO,
@@ -78,22 +80,24 @@ impl Shared {
     }
 
     /// The memory in use: of the run's processes, and of those that hold memory of the GPU.
-    fn in_use(&self, holdings: &[Holding]) -> Option<MemoryInUse> {
+    fn in_use(&mut self, holdings: &[Holding]) -> Option<MemoryInUse> {
         let run = self.run.as_deref()?;
         let mut pids: Vec<u32> = processes(run);
         pids.extend(holdings.iter().map(|holding| holding.pid));
         pids.sort_unstable();
         pids.dedup();
+        let resident = self.resident.read(&pids, run);
         let share = |pid: u32| {
             let holding = holdings.iter().find(|holding| holding.pid == pid);
             let [held, pinned, registered] = holding.map_or([Bytes::ZERO; 3], |holding| {
                 [holding.held, holding.pinned, holding.registered]
             });
+            let of_process = resident.get(&pid).copied().unwrap_or_default();
             MemoryShare {
                 pid,
                 gpu: held.saturating_sub(pinned).0,
                 pinned: pinned.0,
-                pageable: resident(pid, run).saturating_sub(registered).0,
+                pageable: of_process.saturating_sub(registered).0,
             }
         };
         let shares = pids.into_iter().map(share);

@@ -9,6 +9,7 @@ use std::{env, os::unix::process::CommandExt as _, ptr};
 use harness_allocator::units::Bytes;
 use harness_gpu_settings::ledger::{LEDGER, Ledger};
 use harness_gpu_settings::settings::{RUN, SETTINGS, Settings, Values};
+use harness_gpu_settings::shared_memory::{HOOKED, MemoryInUse, MemoryNotes, MemoryShare, NOTES};
 use harness_gpu_settings::{
     calls::Call,
     counters::ProcessCounters,
@@ -249,6 +250,8 @@ struct IpcHandle([u8; 64]);
 /// Names the program that a child process runs.
 const PROGRAM: &str = "SIMULATED_GPU_TEST_PROGRAM";
 const MIB: usize = 1 << 20;
+/// `CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED`.
+const ALREADY_REGISTERED: c_int = 712;
 /// `CUDA_ERROR_INVALID_VALUE`.
 const INVALID_VALUE: c_int = 1;
 
@@ -259,6 +262,8 @@ struct Run {
     /// Calls to fail, as for `--fail`.
     fail: Option<&'static str>,
     gpu: &'static Gpu,
+    memory: Bytes,
+    devices: u32,
 }
 
 impl Run {
@@ -270,20 +275,22 @@ impl Run {
             values: Values::Zeros,
             fail: None,
             gpu: &GPUS[0],
+            memory: Bytes::gib(1),
+            devices: 2,
         }
     }
 
     /// The command of a test in a child process.
     fn command(&self, test: &str) -> Command {
         let settings = Settings {
-            devices: 2,
+            devices: self.devices,
             values: self.values,
             faults: self
                 .fail
                 .iter()
                 .map(|fault| fault.parse().unwrap())
                 .collect(),
-            ..Settings::new(self.gpu, Bytes::gib(1))
+            ..Settings::new(self.gpu, self.memory)
         };
         let mut command = Command::new(env::current_exe().unwrap());
         command
@@ -911,6 +918,123 @@ fn page_locked_memory_is_memory_of_a_gpu_that_shares_the_hosts_memory() {
         assert_eq!(nvmlDeviceGetMemoryInfo(1, &raw mut memory), 3);
         assert_eq!((cudaSetDevice(1), free_memory()), (0, 1024 * MIB));
     }
+}
+
+/// What the processes of a run noted of the machine's memory.
+fn most_memory(run: &Run) -> Vec<MemoryShare> {
+    let notes = std::fs::read_dir(run.folder.path()).unwrap();
+    let notes = notes.map(|entry| entry.unwrap().path()).filter(|path| {
+        let name = path.file_name().unwrap().to_string_lossy();
+        name.starts_with(NOTES)
+    });
+    let read = |path| serde_json::from_slice(&std::fs::read(path).unwrap()).unwrap();
+    let most = notes.map(read).map(|it: MemoryNotes| it.most);
+    most.max_by_key(MemoryInUse::total).unwrap().processes
+}
+
+fn pageable(shares: &[MemoryShare]) -> Bytes {
+    Bytes(shares.iter().map(|share| share.pageable).sum())
+}
+
+#[test]
+fn memory_that_a_program_page_locks_counts_once() {
+    const TEST: &str = "memory_that_a_program_page_locks_counts_once";
+    if !is_program(TEST) {
+        let run = Run {
+            gpu: Gpu::named("gb10-128").unwrap(),
+            devices: 1,
+            ..Run::new()
+        };
+        run.passes(TEST);
+        let shares = most_memory(&run);
+        assert_eq!(shares[0].pinned, Bytes::mib(600).0);
+        // 200 of 400 MiB of its own are page-locked.
+        assert!(
+            (Bytes::mib(200)..Bytes::mib(360)).contains(&pageable(&shares)),
+            "{shares:?}"
+        );
+        return;
+    }
+    let own = std::hint::black_box(vec![1_u8; 400 * MIB]);
+    // SAFETY: the mapping is new and has this size; the ranges are of the program.
+    unsafe {
+        let shared = libc::mmap(
+            ptr::null_mut(),
+            400 * MIB,
+            libc::PROT_READ | libc::PROT_WRITE,
+            libc::MAP_SHARED | libc::MAP_ANONYMOUS,
+            -1,
+            0,
+        );
+        let (own, shared) = (own.as_ptr().expose_provenance(), shared.expose_provenance());
+        assert_eq!(malloc(MIB).0, 0);
+        assert_eq!(cuMemHostRegister_v2(shared, 400 * MIB, 0), 0);
+        assert_eq!(cuMemHostRegister_v2(own, 200 * MIB, 0), 0);
+        assert_eq!(cuMemHostRegister_v2(own, MIB, 0), ALREADY_REGISTERED);
+        assert_eq!(malloc(200 * MIB).0, 0);
+        assert_eq!(free_memory(), 222 * MIB);
+    }
+}
+
+#[test]
+fn memory_that_a_forked_child_shares_with_its_parent_counts_once() {
+    const TEST: &str = "memory_that_a_forked_child_shares_with_its_parent_counts_once";
+    if !is_program(TEST) {
+        let run = Run {
+            gpu: Gpu::named("gb10-128").unwrap(),
+            devices: 1,
+            ..Run::new()
+        };
+        run.passes(TEST);
+        let shares = most_memory(&run);
+        assert_eq!(shares.len(), 3);
+        // 400 MiB of all, and 100 MiB that the parent writes after the forks.
+        assert!(
+            (Bytes::mib(500)..Bytes::mib(700)).contains(&pageable(&shares)),
+            "{shares:?}"
+        );
+        return;
+    }
+    let mut own = std::hint::black_box(vec![1_u8; 400 * MIB]);
+    let mut pipe = [0; 2];
+    let run = std::path::PathBuf::from(env::var_os(RUN).unwrap());
+    // SAFETY: the child only waits; the places are valid.
+    unsafe {
+        assert_eq!(libc::pipe(pipe.as_mut_ptr()), 0);
+        let children = [(); 2].map(|()| {
+            let child = libc::fork();
+            if child == 0 {
+                libc::close(pipe[1]);
+                libc::read(pipe[0], (&raw mut pipe).cast(), 1);
+                libc::_exit(0);
+            }
+            std::fs::write(run.join(format!("{HOOKED}{child}")), "").unwrap();
+            child
+        });
+        assert_eq!(malloc(MIB).0, 0);
+        own[..100 * MIB].fill(2);
+        assert_eq!(malloc(MIB).0, 0);
+        libc::close(pipe[1]);
+        for child in children {
+            libc::waitpid(child, ptr::null_mut(), 0);
+        }
+    }
+}
+
+#[test]
+fn page_locked_memory_of_a_gpu_that_shares_it_may_exceed_that_of_the_host() {
+    const TEST: &str = "page_locked_memory_of_a_gpu_that_shares_it_may_exceed_that_of_the_host";
+    if !is_program(TEST) {
+        let run = Run {
+            gpu: Gpu::named("gb10-128").unwrap(),
+            memory: Bytes::gib(1 << 14),
+            ..Run::new()
+        };
+        return run.passes(TEST);
+    }
+    let mut pinned = 0;
+    // SAFETY: the place is valid.
+    unsafe { assert_eq!(cudaMallocHost(&raw mut pinned, 8 << 40), 0) };
 }
 
 /// A fat binary with one image of machine code for the first GPU.

@@ -131,8 +131,12 @@ pub(crate) fn register_on_host(
     address: usize,
     size: usize,
 ) -> Result<(), Code> {
+    if state.host.is_registered(address) {
+        return Err(Code::HostMemoryAlreadyRegistered);
+    }
     let charged = state.pin(machine, size)?;
     state.host.register(address, size, charged);
+    state.enter_pinned();
     state.look_at_machine(machine);
     Ok(())
 }

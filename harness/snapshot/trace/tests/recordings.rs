@@ -50,7 +50,7 @@ fn main() -> ExitCode {
             another_setting,
         ),
     ];
-    let about_decisions: [(&str, Check); 3] = [
+    let about_decisions: [(&str, Check); 4] = [
         (
             "a_wrong_decision_is_reported_with_its_operation",
             a_wrong_decision,
@@ -62,6 +62,10 @@ fn main() -> ExitCode {
         (
             "bins_that_no_block_size_has_are_one_error_of_the_header",
             impossible_bins,
+        ),
+        (
+            "a_missing_setting_is_an_error_of_the_header",
+            missing_setting,
         ),
     ];
     let check = |(name, test): (&'static str, Check), sample: &Path| {
@@ -232,6 +236,33 @@ fn impossible_bins(sample: &Path) -> Result<(), Failed> {
         let expected =
             format!("the exponents of the bins rise within 8 to 56, unlike {min} to {max}");
         assert!(why.contains(&expected), "{why}");
+    }
+    Ok(())
+}
+
+fn missing_setting(sample: &Path) -> Result<(), Failed> {
+    let mut lines = lines(sample)?;
+    for (allocator, settings) in [
+        (
+            "bfc",
+            json!({ "allow_growth": true, "memory_limit": 1, "garbage_collection": true }),
+        ),
+        ("rmm_pool", json!({ "initial_pool_size": 0 })),
+        ("rmm_arena", json!({ "arena_size": 1 })),
+        ("xla_bfc", json!({ "preallocate": true, "memory_limit": 1 })),
+    ] {
+        lines[0]["allocator"] = json!(allocator);
+        let names = settings.as_object().into_iter().flatten();
+        for name in names.map(|(name, _)| name) {
+            lines[0]["settings"] = settings.clone();
+            lines[0]["settings"]
+                .as_object_mut()
+                .map(|all| all.remove(name));
+            let why = verify(&lines)?.err().map(|error| error.to_string());
+            let why = why.unwrap_or_default();
+            let expected = format!("missing field `{name}`");
+            assert!(why.contains(&expected), "{allocator}: {why}");
+        }
     }
     Ok(())
 }

@@ -62,6 +62,8 @@ pub struct BfcConfig {
     /// `false`, but then a harness would measure only its own limit.
     pub allow_growth: bool,
     /// The limit on all regions together. The default is the whole device.
+    // With this function, a recording without the field is an error.
+    #[serde(deserialize_with = "Option::deserialize")]
     pub memory_limit: Option<Bytes>,
     /// True if free regions are released before a request fails. The default is `true`, as in a
     /// TensorFlow process.

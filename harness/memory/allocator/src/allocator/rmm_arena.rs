@@ -54,6 +54,8 @@ const SUPERBLOCK: u64 = 1 << 20;
 #[serde(deny_unknown_fields)]
 pub struct RmmArenaConfig {
     /// The size of the region. The default is half of the free memory.
+    // With this function, a recording without the field is an error.
+    #[serde(deserialize_with = "Option::deserialize")]
     pub arena_size: Option<Bytes>,
 }
 

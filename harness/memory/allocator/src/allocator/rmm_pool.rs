@@ -50,6 +50,8 @@ use crate::units::Bytes;
 #[serde(deny_unknown_fields)]
 pub struct RmmPoolConfig {
     /// The size of the pool at the first request. The default is half of the free memory.
+    // With this function, a recording without the field is an error.
+    #[serde(deserialize_with = "Option::deserialize")]
     pub initial_pool_size: Option<Bytes>,
     /// The limit on the pool. By default there is none.
     pub maximum_pool_size: Option<Bytes>,

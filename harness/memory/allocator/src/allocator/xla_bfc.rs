@@ -37,6 +37,8 @@ pub struct XlaBfcConfig {
     /// True if the first request allocates one region for all requests. The default is `true`.
     pub preallocate: bool,
     /// The limit on all regions together. The default is three quarters of the device's memory.
+    // With this function, a recording without the field is an error.
+    #[serde(deserialize_with = "Option::deserialize")]
     pub memory_limit: Option<Bytes>,
 }
 

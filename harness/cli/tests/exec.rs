@@ -3339,6 +3339,17 @@ fn last_failed_runs_only_the_cases_that_the_program_did_not_survive(world: World
     assert_eq!(attempts(&[]), [1, 2]);
     swapped("good(); bad()");
     assert_eq!(attempts(&["--last-failed"]), [1, 2]);
+    // A case that its run does not reach has no other call stack, and stays in the list.
+    let short = "import os, torch\nopen('runs', 'a').write('x')\n\
+                 if os.path.getsize('runs') != 3:\n    torch.cuda.malloc(4 << 20)\n    \
+                 try: torch.cuda.malloc(2 << 20)\n    except torch.OutOfMemoryError: pass\n";
+    world.write("train.py", short);
+    world.write("runs", &"x".repeat(3));
+    assert_eq!(attempts(&[]), [1, 2]);
+    world.write("runs", "");
+    for _ in 0..2 {
+        assert_eq!(attempts(&["--last-failed"]), [1]);
+    }
 }
 
 fn the_least_memory_is_found(world: World) {

@@ -90,7 +90,8 @@ fn parts(trials: Trials<'_>, columns: Columns) -> Parts {
     match trials {
         Trials::Faults(report, expectation) => {
             let expected = expectation.unwrap_or(RecoveryExpectation::Recovers);
-            let is_bad = injected(report).any(|case| !case.meets(expected));
+            let is_bad =
+                report.is_untested() || report.injected().any(|case| !case.meets(expected));
             (
                 sentence_of_faults(report),
                 is_bad,
@@ -124,15 +125,11 @@ fn times(count: usize) -> String {
     }
 }
 
-/// The cases whose attempt failed. The others show nothing.
-fn injected(report: &FaultReport) -> impl Iterator<Item = &FaultCase> {
-    report.cases.iter().filter(|case| case.was_injected())
-}
-
 fn sentence_of_faults(report: &FaultReport) -> String {
-    let all = injected(report).count();
+    let all = report.injected().count();
     let well = |case: &&FaultCase| case.continues();
-    let recovered = injected(report)
+    let recovered = report
+        .injected()
         .filter(well)
         .filter(|case| !case.holds_memory)
         .count();
@@ -172,7 +169,10 @@ fn sentence_of_faults(report: &FaultReport) -> String {
         .iter()
         .filter(|case| has_hanging_ranks(case))
         .count();
-    for case in injected(report).filter(|case| !well(case) && !has_hanging_ranks(case)) {
+    for case in report
+        .injected()
+        .filter(|case| !well(case) && !has_hanging_ranks(case))
+    {
         // The failure and its location complete outcomes that do not name them.
         let place = case
             .stack
@@ -475,7 +475,7 @@ fn note_on_less_work(report: &FaultReport) -> Option<String> {
 /// What chance explains, and why.
 fn note_on_chance(report: &FaultReport) -> Option<String> {
     let chance = report.chance.as_ref()?;
-    let continuing = injected(report).filter(|case| case.continues());
+    let continuing = report.injected().filter(|case| case.continues());
     let most = continuing.filter_map(|case| case.more_at_end).max();
     let more = most.filter(|most| *most > 0).map(|most| {
         format!(
@@ -496,7 +496,8 @@ fn note_on_chance(report: &FaultReport) -> Option<String> {
 
 /// Names the failures that the program did not reach.
 fn note_on_not_reached(report: &FaultReport) -> Option<String> {
-    let missed = report.cases.iter().filter(|case| !case.was_injected());
+    let was_missed = |case: &&FaultCase| case.outcome == TrialOutcome::NotReached;
+    let missed = report.cases.iter().filter(was_missed);
     let missed: Vec<String> = missed.map(numbered).collect();
     (!missed.is_empty()).then(|| {
         format!(
@@ -526,7 +527,8 @@ fn note_on_next_request(report: &FaultReport) -> Option<String> {
 }
 
 fn note_on_expectation(report: &FaultReport, expectation: RecoveryExpectation) -> String {
-    let missed: Vec<String> = injected(report)
+    let missed: Vec<String> = report
+        .injected()
         .filter(|case| !case.meets(expectation))
         .map(numbered)
         .collect();
@@ -534,9 +536,11 @@ fn note_on_expectation(report: &FaultReport, expectation: RecoveryExpectation) -
         RecoveryExpectation::Recovers => "recovers",
         RecoveryExpectation::EndsCleanly => "recovers or ends cleanly",
     };
+    let all = report.injected().count();
     match missed.len() {
+        _ if report.is_untested() => "Expectation not met: no failure was injected.".to_owned(),
         0 => format!("Expectation met: it {what}."),
-        all if all == injected(report).count() => {
+        missed if missed == all => {
             format!("Expectation not met: it {what} after none of the failures.")
         }
         _ => format!(

@@ -98,7 +98,7 @@ impl FailedCases {
             let mut same = self.failed.iter().filter(|old| old.name == case.name());
             same.any(|old| old.site != site(case))
         };
-        report.cases.iter().any(has_moved).then(|| {
+        report.injected().any(has_moved).then(|| {
             terminal::message(format_args!(
                 "a failed case has another call stack than before, {ALL_RUN}"
             ));
@@ -122,11 +122,11 @@ impl FailedCases {
         let lock = path.with_extension("lock");
         let _locked = locked(&lock).map_err(CliError::unwritten(&lock))?;
         let mut cases = read(&path, &self.run);
-        let made: BTreeSet<String> = report.cases.iter().map(FaultCase::name).collect();
+        let made: BTreeSet<String> = report.injected().map(FaultCase::name).collect();
         if self.all.is_subset(&made) {
             cases.clear();
         }
-        for case in report.cases.iter().filter(|case| case.was_injected()) {
+        for case in report.injected() {
             let tested = FailedCase {
                 name: case.name(),
                 program: self.program,

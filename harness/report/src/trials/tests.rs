@@ -165,6 +165,26 @@ fn runs_without_their_failure_do_not_count_against_the_program() {
 }
 
 #[test]
+fn no_expectation_is_met_if_no_run_reaches_its_failure() {
+    for expectation in [
+        RecoveryExpectation::Recovers,
+        RecoveryExpectation::EndsCleanly,
+    ] {
+        let report = report(vec![case(7, TrialOutcome::NotReached, 51)]);
+        let text = text(
+            Trials::Faults(&report, Some(expectation)),
+            Style::Plain,
+            None,
+        );
+        assert!(
+            text.starts_with("No failure was injected.\n")
+                && text.contains("Expectation not met: no failure was injected."),
+            "{text}"
+        );
+    }
+}
+
+#[test]
 fn the_table_of_several_ranks_shows_who_waits_for_whom() {
     let waits = "rank 0 waits in all_reduce of 8 float32 (number 7) at train.py:90 for rank 1";
     let hang = TrialOutcome::Hang {

@@ -92,6 +92,18 @@ impl FaultReport {
         self.chance = chance;
     }
 
+    /// The cases whose attempt failed. The others show nothing.
+    pub fn injected(&self) -> impl Iterator<Item = &FaultCase> {
+        let was_injected = |case: &&FaultCase| case.outcome != TrialOutcome::NotReached;
+        self.cases.iter().filter(was_injected)
+    }
+
+    /// Returns whether no run made the attempt that should fail. A program that is not
+    /// deterministic may end before it.
+    pub fn is_untested(&self) -> bool {
+        !self.cases.is_empty() && self.injected().next().is_none()
+    }
+
     /// Returns whether the attempts of several ranks failed, each in turn.
     pub fn has_ranks(&self) -> bool {
         self.cases.iter().any(|case| case.rank.is_some())
@@ -198,11 +210,6 @@ pub enum TrialOutcome {
 }
 
 impl FaultCase {
-    /// `false` if the run did not make the attempt that should fail, so it shows nothing.
-    pub fn was_injected(&self) -> bool {
-        self.outcome != TrialOutcome::NotReached
-    }
-
     /// Returns whether the program continued to its usual end.
     pub const fn continues(&self) -> bool {
         matches!(

@@ -47,7 +47,8 @@ pub(super) fn spread(values: &[u64]) -> Vec<u64> {
         return Vec::new();
     };
     let place = |part: u64| {
-        let wanted = first + ((last - first) / (MOST_POINTS - 1)) * part;
+        let way = u128::from(last - first) * u128::from(part) / u128::from(MOST_POINTS - 1);
+        let wanted = first + way as u64;
         let at = values.partition_point(|value| *value < wanted);
         values.get(at).copied()
     };

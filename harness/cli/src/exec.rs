@@ -200,13 +200,13 @@ pub(super) struct Exec {
     #[arg(long, value_name = "FILE", value_parser = arguments::output())]
     unmeasured: Option<PathBuf>,
     /// The values that the program reads from GPU memory: `copies` (the default), values from small
-    /// copies and of operations on tensors of at most 64 elements, as far as their inputs are
-    /// known, otherwise zeros; `zeros`; or `cpu`: the CPU also computes each operation of PyTorch,
-    /// in half of the host's free memory, so losses, masks and `generate` are real. Without this
-    /// option, a program that reads a value which nothing computed, and then ends with an error or
-    /// a hang, runs again with `cpu`, unless it wrote files or opened sockets [default: the
-    /// variable HARNESS_VALUES, else `values` in the file .harness.yml of this folder or its
-    /// repository, else `copies`].
+    /// copies, and random numbers and results of operations in tensors of at most 64 elements, as
+    /// far as their inputs are known, otherwise zeros; `zeros`; or `cpu`: the CPU also computes
+    /// each operation of PyTorch, in half of the host's free memory, so losses, masks and
+    /// `generate` are real. Without this option, a program that reads a value which nothing
+    /// computed, and then ends with an error or a hang, runs again with `cpu`, unless it wrote
+    /// files or opened sockets [default: the variable HARNESS_VALUES, else `values` in the file
+    /// .harness.yml of this folder or its repository, else `copies`].
     #[arg(long, value_name = "WHAT")]
     values: Option<Values>,
     /// Fail COUNT calls (default: 1), starting with number FIRST, from 1. Calls for less than

@@ -26,8 +26,8 @@ use crate::{
 
 /// Differences listed per process.
 const MOST: usize = 12;
-/// Further runs after a difference. If a program has one of two values at random, at most 3 % of
-/// differences have the same value in all of them and another one in the baseline.
+/// Further runs after a difference. If each run of a program has one of two values at random, all
+/// of them have the value of the run after at most one in eight differences.
 const REPEATS: usize = 3;
 /// The call site of all bytes at the peak of a process that ended before it could write a snapshot.
 const UNKNOWN: &str = "unknown: the process ended without exit handlers";

@@ -52,9 +52,9 @@ pub(super) struct LargestOptions {
         help_heading = MANY,
     )]
     levers: Vec<Lever>,
-    /// With `--largest`: also replace `{NAME}` in this file, of any format, which an argument of
-    /// the command names, as in `--config=train.yaml`. Each run reads its own copy, which lies next
-    /// to the file. `${NAME}` stays. May be repeated.
+    /// With `--largest`: also replace `{NAME}` in this text file. An argument of the command names
+    /// the file, as in `--config=train.yaml`. Each run reads its own copy, next to the file.
+    /// `${NAME}` is not replaced. May be repeated.
     #[arg(long = "config", value_name = "FILE", help_heading = MANY)]
     configs: Vec<PathBuf>,
 }

@@ -447,7 +447,7 @@ fn replayed(record: &Record) -> Option<String> {
     let peaks: Vec<String> = peaks.collect();
     let can_differ = record.used().any(|process| !process.polled_at.is_empty());
     let others = if can_differ {
-        "; `--events range` shows other requests"
+        "; `--events range` runs the program instead"
     } else {
         ""
     };

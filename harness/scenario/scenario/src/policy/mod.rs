@@ -116,8 +116,8 @@ pub enum Policy {
     },
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 /// The rule for a smaller batch.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum BatchRule {
     Halve,
     Shrink,

@@ -1,8 +1,8 @@
 //! Whether chance explains that a program continues with more memory or less work after a failure.
 //!
 //! Two runs that agree do not prove that a program is deterministic. So all runs must be equal up
-//! to their failures, and further runs must repeat the finding. If a program has one of two values
-//! at random, chance is confirmed in less than 1 % of such programs.
+//! to their failures, and further runs must repeat the finding. If each run of a program has one of
+//! two values at random, less than 1 % of the searches take chance for a mistake.
 
 use harness_allocator::units::Bytes;
 use harness_base::words::count;

@@ -45,6 +45,7 @@ fn main() -> ExitCode {
     let no_tools = no_python.clone().or(no_tools);
     let mut trials = trials! { &no_python,
         the_summary_goes_to_standard_error_and_leaves_output_and_exit_code_alone
+        an_end_without_a_python_frame_keeps_its_exit_code
         a_signal_gives_the_exit_code_of_a_shell_and_keeps_the_counters
         what_a_killed_process_could_not_report_is_refused
         figures_are_unknown_if_a_process_that_could_use_the_gpu_outlives_the_program
@@ -429,6 +430,18 @@ fn the_summary_goes_to_standard_error_and_leaves_output_and_exit_code_alone(worl
                    peak reserved 4 MiB (0.4 %); driver: 1 allocation, 0 frees, 0 failed\n\
                    torch 2.11.0+cu130: peak allocated 0 B, 0 retries, 0 out of memory errors\n";
     assert!(ran.err.starts_with(summary), "{}", ran.err);
+}
+
+fn an_end_without_a_python_frame_keeps_its_exit_code(world: World) {
+    for end in [
+        "atexit.register(os._exit, 7)",
+        "_thread.start_new_thread(os._exit, (7,)); time.sleep(60)",
+    ] {
+        let program = format!("import _thread, atexit, os, time, torch\n{end}");
+        let ran = world.run(&[], &["python3", "-c", &program]);
+        assert_eq!(ran.code, Some(7), "{end}: {}", ran.err);
+        assert!(!ran.err.contains("Traceback"), "{end}: {}", ran.err);
+    }
 }
 
 fn a_signal_gives_the_exit_code_of_a_shell_and_keeps_the_counters(world: World) {

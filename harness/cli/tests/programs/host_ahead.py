@@ -159,6 +159,19 @@ def recovered():
                 kept.append(block(8192))
 
 
+def limited():
+    """The program limits its own memory, so requests wait for freed blocks."""
+    torch.cuda.set_per_process_memory_fraction(0.05)
+    for step in range(10):
+        used_by(block(64), side)
+
+
+def relimited():
+    """The program changes its limit."""
+    limited()
+    torch.cuda.set_per_process_memory_fraction(1.0)
+
+
 def ended():
     """The program ends with an OutOfMemoryError."""
     kept = []

@@ -48,6 +48,13 @@ def strided():
     return [empty(3, 4).t().uniform_(), large, torch.rand_like(empty(2, 3).t()), empty(2, 2, 2, 2).contiguous(memory_format=torch.channels_last).normal_()]
 
 
+def inferred():
+    """Without autograd, operations that consist of others begin there."""
+    with torch.inference_mode():
+        ones, model = torch.ones(5, **cuda), torch.nn.Dropout2d(0.5)
+        return [F.dropout(ones), F.dropout(ones.clone(), inplace=True), F.alpha_dropout(ones, 0.5, True), model(torch.ones(1, 4, 2, 1, **cuda))]
+
+
 class Twice(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x):
@@ -88,6 +95,8 @@ found = {
     "permuted by generators": drawn(lambda: generated(lambda generator: torch.randperm(5, generator=generator, **cuda))),
     "after large": drawn(after_large),
     "strided": drawn(strided),
+    "inferred": drawn(inferred),
+    "of numbers": drawn(lambda: [torch.rand(3, **cuda), torch.normal(1.0, 2.0, (3,), **cuda), torch.rand(2, **cuda)]),
     "gradients": drawn(lambda: [gradient(), in_backward()]),
     "restored": restored(),
     "branches": bool(torch.rand(1, **cuda) < 2) and torch.randn(3, **cuda).abs().max().item() > 0,

@@ -1348,7 +1348,13 @@ fn hosts_ahead(python: &Path) -> Result<(), Failed> {
         ("growing", limited, replayed("232 MiB", "384 MiB")),
         ("emptied", limited, replayed("114 MiB", "188 MiB")),
         ("recovered", limited, replayed("160 MiB", "320 MiB")),
+        ("limited", limited, replayed("64 MiB", "192 MiB")),
         ("backward", limited, replayed("400 MiB", "560 MiB")),
+        (
+            "relimited",
+            limited,
+            not_replayed("a replay does not follow its memory fraction"),
+        ),
         ("resets", limited, incomplete()),
         ("history", limited, incomplete()),
         ("killed", limited, incomplete()),

@@ -5,10 +5,11 @@
 //! another stream, when the host waited for that stream. A replay of the same requests, with frees
 //! that end this late, has the other bound of the peak.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::{fs, path::Path};
 
-use harness_allocator::{allocator::AllocatorSpec, units::Bytes};
+use harness_allocator::allocator::{AllocatorSpec, MemoryFraction};
+use harness_allocator::units::Bytes;
 use harness_explain::fidelity;
 use harness_gpu_settings::settings::{Events, Settings};
 use harness_trace::program::{Placement, RecordedProgram, ReplaySetup};
@@ -21,6 +22,7 @@ use crate::machine::Machine;
 const NOT_RECORDED: &str = "not all requests are recorded";
 const HAS_GRAPHS: &str = "CUDA graphs or private pools defer frees too";
 const DIFFERS: &str = "a replay differs from the run";
+const HAS_LIMITS: &str = "a replay does not follow its memory fraction";
 
 /// The peak reserved memory of a process on a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
@@ -50,6 +52,8 @@ struct Waits {
     /// By number of the free: how many allocations had been made when the host had waited for all
     /// streams that used the block; `None` if it never did.
     frees: BTreeMap<u32, BTreeMap<u64, Option<u64>>>,
+    /// The most that the program allows its allocator to reserve, by what it set.
+    limits: BTreeMap<u32, BTreeSet<u64>>,
 }
 
 impl Waits {
@@ -57,16 +61,19 @@ impl Waits {
         let mut waits = Self::default();
         for line in text.lines() {
             let words: Vec<&str> = line.split(' ').collect();
-            let [kind, device, first, second] = *words.as_slice() else {
+            let [kind, device, first, rest @ ..] = words.as_slice() else {
                 return None;
             };
             let (device, first) = (device.parse().ok()?, first.parse().ok()?);
-            match kind {
-                "all" => {
+            match (*kind, rest) {
+                ("all", [second]) => {
                     waits.all.insert(device, [first, second.parse().ok()?]);
                 }
-                _ => {
-                    let ended = match second {
+                ("limit", []) => {
+                    waits.limits.entry(device).or_default().insert(first);
+                }
+                ("free", [second]) => {
+                    let ended = match *second {
                         "never" => None,
                         ended => Some(ended.parse().ok()?),
                     };
@@ -75,6 +82,7 @@ impl Waits {
                     let known = of_device.entry(first).or_insert(Some(0));
                     *known = known.zip(ended).map(|(one, other)| one.max(other));
                 }
+                _ => return None,
             }
         }
         Some(waits)
@@ -101,11 +109,23 @@ pub(crate) fn of_process(
     let of_device = |(device, frees): (&u32, &BTreeMap<u64, Option<u64>>)| {
         let device = *device;
         let (least, available) = (reserved(device).ok_or(DIFFERS)?, available(device));
+        let limits = waits.limits.get(&device);
+        let limits: Vec<u64> = limits.into_iter().flatten().copied().collect();
+        let available = match *limits.as_slice() {
+            [] => available,
+            [limit] => available.min(Bytes(limit)),
+            _ => return Err(HAS_LIMITS),
+        };
         let all = waits.all.get(&device).ok_or(NOT_RECORDED)?;
         let ends = ends(&snapshot, device, *all, frees).ok_or(NOT_RECORDED)?;
         let recovered = fidelity::recover(&snapshot, device, Some(available));
         let recovered = recovered.ok().filter(|(_, fidelity)| fidelity.faithful);
         let (program, _) = recovered.ok_or(DIFFERS)?;
+        let collects = program.config.garbage_collection_threshold.is_some();
+        if program.config.memory_fraction != MemoryFraction::ALL || (collects && !limits.is_empty())
+        {
+            return Err(HAS_LIMITS);
+        }
         let later = program.with_later_frees(&ends).ok_or(HAS_GRAPHS)?;
         let replay = |program: &RecordedProgram| {
             let replayed = program.prepare().ok()?.replay(&ReplaySetup {
@@ -168,9 +188,10 @@ mod tests {
 
     #[test]
     fn a_free_that_waits_for_several_streams_ends_with_the_last() {
-        let text = "all 0 9 7\nfree 0 2 5\nfree 0 2 8\nfree 0 3 6\nfree 0 3 never\nfree 1 1 4\n";
+        let text = "all 0 9 7\nlimit 0 64\nfree 0 2 5\nfree 0 2 8\nfree 0 3 6\nfree 0 3 never\nfree 1 1 4\n";
         let waits = Waits::read(text).expect("is valid");
         assert_eq!(waits.all, BTreeMap::from([(0, [9, 7])]));
+        assert_eq!(waits.limits, BTreeMap::from([(0, BTreeSet::from([64]))]));
         assert_eq!(
             waits.frees,
             BTreeMap::from([
@@ -178,7 +199,14 @@ mod tests {
                 (1, BTreeMap::from([(1, Some(4))])),
             ])
         );
-        for cut in ["free 0 2", "free 0 2 x", "all 0 9", "free 0 2 5 6", ""] {
+        for cut in [
+            "free 0 2",
+            "free 0 2 x",
+            "all 0 9",
+            "free 0 2 5 6",
+            "limit 0 1 2",
+            "",
+        ] {
             let is_read = Waits::read(&format!("free 1 1 4\n{cut}\n")).is_some();
             assert!(!is_read, "{cut}");
         }

@@ -43,7 +43,9 @@ _WITHOUT_VALUES = """
 _unsafe_view empty_like empty_permuted new_empty new_empty_strided is_pinned _pin_memory record_stream set_ resize_ resize_as_ _resize_output_
 as_strided_ detach_ squeeze_ swapaxes_ swapdims_ t_ transpose_ unsqueeze_ _nested_tensor_from_mask _nested_tensor_from_mask_left_aligned
 _cudnn_rnn_flatten_weight _use_cudnn_ctc_loss _transformer_encoder_layer_fwd _transform_bias_rescale_qkv sparse_coo_tensor sparse_compressed_tensor _sparse_coo_tensor_unsafe
-rand rand_like randn randn_like randint randint_like bernoulli
+rand rand_like randn randn_like randint randint_like bernoulli normal.float_float normal_functional cauchy exponential geometric log_normal random uniform
+dropout dropout_ alpha_dropout alpha_dropout_ feature_dropout feature_dropout_ feature_alpha_dropout feature_alpha_dropout_ rrelu rrelu_
+scaled_dot_product_attention lstm gru rnn_relu rnn_tanh
 _coalesced_ _sparse_coo_tensor_with_dims _sparse_coo_tensor_with_dims_and_tensors _sparse_compressed_tensor_unsafe _sparse_compressed_tensor_with_dims
 """.split()
 # The CPU writes the results of these operations, and of element-wise ones, directly into the alias. Others may resize their output on the way.
@@ -459,7 +461,8 @@ def _is_without_values(schema):
     """Returns whether an operation only views tensors, or does nothing with values."""
     returned = [output.alias_info for output in schema.returns]
     views = bool(returned) and all(alias is not None and not alias.is_write for alias in returned)
-    return views or schema.name.removeprefix("aten::") in _WITHOUT_VALUES
+    name = schema.name.removeprefix("aten::")
+    return views or name in _WITHOUT_VALUES or f"{name}.{schema.overload_name}" in _WITHOUT_VALUES
 
 
 def _into(operation):

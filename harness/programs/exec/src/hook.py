@@ -226,7 +226,7 @@ def _note_exits():
         threading = sys.modules.get("threading")
         is_main = threading is None or threading.current_thread() is threading.main_thread()
         if is_main and not (status is None or isinstance(status, int) and status == 0):
-            _note_end("exit", sys.exc_info()[1], sys._getframe(1))
+            _note_end("exit", sys.exc_info()[1], sys._getframe().f_back)
         end(status)
 
     exit.__module__, exit.__qualname__, exit.__doc__ = end.__module__, end.__qualname__, end.__doc__
@@ -595,7 +595,7 @@ def _write_at_abrupt_ends():
         @functools.wraps(end)
         def write_and_end(*args, **kwargs):
             if name == "_exit" and args and args[0] != 0:
-                _note_end("exit", sys.exc_info()[1], sys._getframe(1))
+                _note_end("exit", sys.exc_info()[1], sys._getframe().f_back)
             _note_modules()
             try:
                 torch = sys.modules.get("torch")
@@ -890,8 +890,22 @@ def _record_history_of_streams(module):
         hook = ctypes.CFUNCTYPE(ctypes.c_bool)(of_stream)
         library.harness_history_hook(hook)
         atexit.register(lambda: (library.harness_history_hook(None), hook))
+        torch_c = sys.modules["torch"]._C
+        torch_c._cuda_setMemoryFraction = _noting_fraction(torch_c._cuda_setMemoryFraction)
 
     module._lazy_call(begin)
+
+
+def _noting_fraction(limit):
+    """Notes the fraction of a device to which the program limits its allocator. The history does not have it."""
+    import functools
+
+    @functools.wraps(limit)
+    def noting(fraction, device):
+        limit(fraction, device)
+        _fractions.add((device, fraction))
+
+    return noting
 
 
 def _write_waits(torch):
@@ -907,6 +921,9 @@ def _write_waits(torch):
     path = os.path.join(_RUN, "waits-%d" % os.getpid())
     if not ctypes.CDLL(_core()).harness_deferred_frees(os.fsencode(path + ".unfinished")):
         return
+    with open(path + ".unfinished", "a") as file:
+        for device, fraction in sorted(_fractions):
+            file.write("limit %d %d\n" % (device, fraction * torch.cuda.get_device_properties(device).total_memory))
     os.replace(path + ".unfinished", path)
 
 
@@ -1039,6 +1056,8 @@ def _without_values_in_inductor(module):
 _is_copy = False
 # The function that ends the memory history of this file, if there is one.
 _history = []
+# The fractions to which the program limits the allocators of devices.
+_fractions = set()
 # How an inference engine divides the memory of the GPU.
 _engine = {}
 # The engines that this process imported, by name.

@@ -188,7 +188,8 @@ mod tests {
 
     #[test]
     fn a_free_that_waits_for_several_streams_ends_with_the_last() {
-        let text = "all 0 9 7\nlimit 0 64\nfree 0 2 5\nfree 0 2 8\nfree 0 3 6\nfree 0 3 never\nfree 1 1 4\n";
+        let text = "all 0 9 7\nlimit 0 64\nfree 0 2 5\n\
+                    free 0 2 8\nfree 0 3 6\nfree 0 3 never\nfree 1 1 4\n";
         let waits = Waits::read(text).expect("is valid");
         assert_eq!(waits.all, BTreeMap::from([(0, [9, 7])]));
         assert_eq!(waits.limits, BTreeMap::from([(0, BTreeSet::from([64]))]));

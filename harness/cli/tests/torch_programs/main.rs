@@ -1268,8 +1268,8 @@ fn peaks_that_depend_on_timing(python: &Path) -> Result<(), Failed> {
             "instant",
             "256 MiB",
             "waited 11 times for another stream, so peaks depend on timing: 256 MiB are reserved \
-             at the peak if the GPU keeps up with the host, 3 GiB if the host runs ahead (a replay \
-             of the same requests)",
+             by torch at the peak if the GPU keeps up with the host, 3 GiB if the host runs ahead \
+             (a replay of the same requests)",
         ),
         (
             "synchronize",
@@ -1320,11 +1320,11 @@ fn hosts_ahead(python: &Path) -> Result<(), Failed> {
     let limited = "--memory 4GiB";
     let reserved = |least: &str, most: &str| {
         if least == most {
-            format!("{least} are reserved at the peak in either case")
+            format!("{least} are reserved by torch at the peak in either case")
         } else {
             format!(
-                "{least} are reserved at the peak if the GPU keeps up with the host, {most} if the \
-                 host runs ahead"
+                "{least} are reserved by torch at the peak if the GPU keeps up with the host, \
+                 {most} if the host runs ahead"
             )
         }
     };

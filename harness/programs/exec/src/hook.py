@@ -854,7 +854,7 @@ def _record_history_of_streams(module):
     one."""
     import ctypes
 
-    def begin():
+    def follow():
         library, torch = ctypes.CDLL(_core()), sys.modules["torch"]
         memory = torch.cuda.memory
         if not hasattr(library, "harness_history_hook"):
@@ -887,11 +887,16 @@ def _record_history_of_streams(module):
                 pass  # Only the native allocator has a history.
             return False
 
+        torch._C._cuda_setMemoryFraction = _noting_fraction(torch._C._cuda_setMemoryFraction)
         hook = ctypes.CFUNCTYPE(ctypes.c_bool)(of_stream)
         library.harness_history_hook(hook)
         atexit.register(lambda: (library.harness_history_hook(None), hook))
-        torch_c = sys.modules["torch"]._C
-        torch_c._cuda_setMemoryFraction = _noting_fraction(torch_c._cuda_setMemoryFraction)
+
+    def begin():
+        try:
+            follow()
+        except Exception:
+            pass  # A torch without one of these functions has no history.
 
     module._lazy_call(begin)
 

@@ -441,7 +441,7 @@ fn replayed(record: &Record) -> Option<String> {
             } else {
                 ""
             };
-            between([peak.least, peak.most], &place, "reserved") + end
+            between([peak.least, peak.most], &place, "reserved by torch") + end
         })
     });
     let peaks: Vec<String> = peaks.collect();

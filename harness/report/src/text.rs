@@ -210,7 +210,7 @@ impl Text {
             .places()
             .filter_map(|place| processes_of(&place))
             .collect();
-        self.some(&processes, "more run with several processes", detail);
+        self.some(&processes, "more multi-process run", detail);
         if detail == Detail::Full {
             for place in report.places() {
                 if let Some(settings) = place.arm.unnamed_settings() {

@@ -1,6 +1,6 @@
 //! [`every_fault`] runs a program once per allocation, and fails that allocation. A second run
 //! without failures shows first whether the program is deterministic. Before more memory or less
-//! work counts against a recovery, [`chance`] repeats the runs.
+//! work counts against a recovery, `chance` repeats the runs.
 //!
 //! After one failed attempt PyTorch releases its cache and retries. So an OutOfMemoryError takes
 //! two failures in a row: attempts n and n + 1. Other libraries request less, or try again more

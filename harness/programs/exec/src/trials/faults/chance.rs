@@ -30,8 +30,8 @@ pub(super) fn explanation<E: Send>(
     let (Some(measure), false) = (clean.measure().next(), suspects.is_empty()) else {
         return Ok(None);
     };
-    let is_of_copies = clean.has_copies && clean.again.is_some();
-    if is_random && !is_of_copies {
+    // Copies have the same random numbers only until a failure makes the program skip some.
+    if is_random {
         return Ok(Some("the program is not deterministic".to_owned()));
     }
     let before = failed

@@ -52,9 +52,13 @@ impl<const BYTES: u64> Blocks<BYTES> {
     const fn of_group(group: u64, first: u64, last: u64) -> (usize, u64) {
         let from = first.saturating_sub(group * GROUP);
         let after = (group * GROUP + GROUP - 1).saturating_sub(last);
-        // The upper bits of a product with 2⁶⁴ divided by the golden ratio.
-        let hash = group.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> (u64::BITS - GROUPS.ilog2());
-        (hash as usize, u64::MAX << from & u64::MAX >> after)
+        (Self::hash(group), u64::MAX << from & u64::MAX >> after)
+    }
+
+    /// The upper bits of a product with 2⁶⁴ divided by the golden ratio.
+    #[inline]
+    const fn hash(group: u64) -> usize {
+        (group.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> (u64::BITS - GROUPS.ilog2())) as usize
     }
 
     fn change(&self, start: u64, len: u64, change: impl Fn(u32) -> u32) {
@@ -74,8 +78,9 @@ impl<const BYTES: u64> Blocks<BYTES> {
     fn may_know(&self, start: u64, len: u64) -> bool {
         let (first, last) = (start / BYTES, start.saturating_add(len - 1) / BYTES);
         if first / GROUP == last / GROUP {
-            let (group, blocks) = Self::of_group(first / GROUP, first, last);
-            return self.known[group].load(Ordering::Relaxed) & blocks != 0;
+            // Shifts out the blocks before and after the range.
+            let known = self.known[Self::hash(first / GROUP)].load(Ordering::Relaxed);
+            return known >> (first % GROUP) << (GROUP - 1 - (last - first)) != 0;
         }
         Self::of(start, len)
             .any(|(group, blocks)| self.known[group].load(Ordering::Relaxed) & blocks != 0)

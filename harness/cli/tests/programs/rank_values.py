@@ -49,4 +49,4 @@ def main(rank, folder):
 if __name__ == "__main__":
     import tempfile
     with tempfile.TemporaryDirectory() as folder:
-        torch.multiprocessing.spawn(main, (folder,), nprocs=2)
+        torch.multiprocessing.start_processes(main, (folder,), nprocs=2, start_method="fork")

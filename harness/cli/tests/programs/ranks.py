@@ -66,4 +66,4 @@ def main(rank, folder):
 
 if __name__ == "__main__":
     with tempfile.TemporaryDirectory() as folder:
-        torch.multiprocessing.spawn(main, (folder,), nprocs=RANKS)
+        torch.multiprocessing.start_processes(main, (folder,), nprocs=RANKS, start_method="fork")

@@ -93,7 +93,7 @@ def lists(device):
 found["lists"] = lists("cuda") == lists("cpu")
 # Exceptions pass through operations on small tensors.
 found["errors"] = 0
-for fail in (lambda: a[:1].expand(1 << 30) + a[:1], lambda: torch._foreach_add([a, torch.empty(1 << 29, **cuda)], 1.0), lambda: a.view(2), lambda: a + torch.ones(2, **cuda)):
+for fail in (lambda: a[:1].expand(1 << 33) + a[:1], lambda: torch._foreach_add([a, torch.empty(1 << 33, **cuda)], 1.0), lambda: a.view(2), lambda: a + torch.ones(2, **cuda)):
     try:
         fail()
     except RuntimeError:

@@ -97,7 +97,7 @@ fn main() -> ExitCode {
             check,
         ));
     }
-    trials.extend(rows("expected.tsv").map(|row| trial(row, &python, printed)));
+    trials.extend(rows_by_options("expected.tsv").map(|rows| of_rows(rows, &python)));
     trials.extend(rows("expected_nightly.tsv").map(|row| trial(row, &every, printed)));
     trials.extend(rows("recorded.tsv").map(|row| trial(row, &python, recorded)));
     // The parent in shared_tensors.py waits forever for a child that ran out of memory, and that in
@@ -465,6 +465,31 @@ fn rows(file: &str) -> impl Iterator<Item = Row> {
     })
 }
 
+/// The rows of a table, those with the same options together.
+fn rows_by_options(file: &str) -> impl Iterator<Item = Vec<Row>> {
+    let mut groups: Vec<Vec<Row>> = Vec::new();
+    for row in rows(file) {
+        match groups
+            .iter_mut()
+            .find(|group| group[0].options == row.options)
+        {
+            Some(group) => group.push(row),
+            None => groups.push(vec![row]),
+        }
+    }
+    groups.into_iter()
+}
+
+/// A trial of rows with the same options, whose programs start one Python.
+fn of_rows(mut rows: Vec<Row>, python: &Result<PathBuf, Skip>) -> Trial {
+    if rows.len() == 1 {
+        return trial(rows.remove(0), python, printed);
+    }
+    let programs: Vec<&str> = rows.iter().map(|row| row.program.as_str()).collect();
+    let name = format!("{} {}", programs.join(", "), rows[0].options);
+    of_python(&name, python, move |python| printed_together(&rows, python))
+}
+
 fn of_python(
     name: &str,
     python: &Result<PathBuf, Skip>,
@@ -531,11 +556,17 @@ fn harness() -> Command {
 
 /// Runs a program on a simulated GPU.
 fn run(row: &Row, python: &Path, variables: &[(&str, &Path)]) -> Result<Output, Failed> {
-    let mut words = row.program.split(' ');
+    let mut command = command(&row.options, &row.program, python);
+    ended_well(command.envs(variables.iter().copied()))
+}
+
+/// The command that runs a program on a simulated GPU.
+fn command(options: &str, program: &str, python: &Path) -> Command {
+    let mut words = program.split(' ');
     let script = folder().join(words.next().unwrap_or_default());
     let mut command = harness();
     command
-        .args(arguments(&row.options))
+        .args(arguments(options))
         .arg("--")
         .arg(python)
         .arg(script)
@@ -549,7 +580,10 @@ fn run(row: &Row, python: &Path, variables: &[(&str, &Path)]) -> Result<Output, 
     ] {
         command.env_remove(variable);
     }
-    command.envs(variables.iter().copied());
+    command
+}
+
+fn ended_well(command: &mut Command) -> Result<Output, Failed> {
     let output = command.output()?;
     if output.status.success() {
         return Ok(output);
@@ -1814,17 +1848,72 @@ fn compare(row: &Row, found: &BTreeMap<String, Value>) -> Result<(), Failed> {
 /// Runs a program that prints its figures in its last line.
 fn printed(row: &Row, python: &Path) -> Result<(), Failed> {
     let output = run(row, python, &[])?;
-    let summary = String::from_utf8(output.stderr)?;
-    if let Some(names) = summary
+    calls_are_modelled(&output)?;
+    has_figures(row, &String::from_utf8(output.stdout)?)
+}
+
+/// Runs such programs in forks of one Python. An error has the command that runs the program alone.
+fn printed_together(rows: &[Row], python: &Path) -> Result<(), Failed> {
+    #[derive(serde::Deserialize)]
+    struct Ended {
+        program: String,
+        code: i32,
+        output: String,
+    }
+    let mut command = command(&rows[0].options, "together.py", python);
+    command.args(rows.iter().map(|row| &row.program));
+    let output = ended_well(&mut command)?;
+    calls_are_modelled(&output)?;
+    let text = String::from_utf8(output.stdout)?;
+    let ended: Vec<Ended> = text
+        .lines()
+        .map(serde_json::from_str)
+        .collect::<Result<_, _>>()?;
+    if !ended
+        .iter()
+        .map(|it| &it.program)
+        .eq(rows.iter().map(|row| &row.program))
+    {
+        return Err(format!("these programs ran: {text}").into());
+    }
+    let mut wrong = String::new();
+    for (row, Ended { code, output, .. }) in rows.iter().zip(ended) {
+        let found = match code {
+            0 => has_figures(row, &output),
+            _ => Err(format!("exit code {code}").into()),
+        };
+        if let Err(error) = found {
+            let why = error.message().unwrap_or_default();
+            let alone = format!(
+                "harness {} -- python {}",
+                arguments(&row.options).join(" "),
+                row.program
+            );
+            wrong.push_str(&format!("{}: {why}\nalone: {alone}\n", row.program));
+        }
+    }
+    if wrong.is_empty() {
+        return Ok(());
+    }
+    Err(format!("{wrong}{}", String::from_utf8_lossy(&output.stderr)).into())
+}
+
+fn calls_are_modelled(output: &Output) -> Result<(), Failed> {
+    let summary = String::from_utf8_lossy(&output.stderr);
+    match summary
         .lines()
         .find(|line| line.starts_with("not modelled"))
     {
-        return Err(format!("functions without a model were called: {names}").into());
+        Some(names) => Err(format!("functions without a model were called: {names}").into()),
+        None => Ok(()),
     }
-    let text = String::from_utf8(output.stdout)?;
+}
+
+/// Compares the figures in the last line of an output with the expected ones.
+fn has_figures(row: &Row, output: &str) -> Result<(), Failed> {
     compare(
         row,
-        &serde_json::from_str(text.lines().last().unwrap_or_default())?,
+        &serde_json::from_str(output.lines().last().unwrap_or_default())?,
     )
 }
 

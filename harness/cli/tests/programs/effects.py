@@ -1,5 +1,8 @@
 """Fails because of a value that nothing computes, after an effect outside of the process that the argument names. With `_after_use`, the program uses the
-GPU before the effect: then the library decides which of Python's audit events are effects."""
+GPU before the effect: then the library decides which of Python's audit events are effects.
+
+With several arguments, a fork for each has that effect in the folder of its name. Prints as JSON what `harness exec` has noted of each."""
+import json
 import os
 import socket
 import subprocess
@@ -39,10 +42,34 @@ def observe():
     observer.unregister_callback()
 
 
-mode, _, uses_before = sys.argv[1].partition("_after_")
-if uses_before:
-    torch.zeros(1).cuda()
-effects = {
+def noted():
+    """The effects that the hooks of all processes have noted."""
+    run = os.environ["HARNESS_GPU_RUN"]
+    return {name: open(os.path.join(run, name)).read() for name in os.listdir(run) if name.startswith("effect-")}
+
+
+def note_each(modes):
+    found, known = {}, noted()
+    for mode in modes:
+        child = os.fork()
+        if child == 0:
+            os.chdir(mode)
+            affect(mode)
+            os._exit(0)
+        assert os.waitpid(child, 0)[1] == 0, mode
+        found[mode] = [text for name, text in noted().items() if name not in known]
+        known = noted()
+    print(json.dumps(found))
+
+
+def affect(mode):
+    effect, _, uses_before = mode.partition("_after_")
+    if uses_before:
+        torch.zeros(1).cuda()
+    EFFECTS.get(effect, lambda: None)()
+
+
+EFFECTS = {
     "temporary": temporary,
     "workers": workers,
     "python": lambda: child("pass"),
@@ -63,7 +90,11 @@ effects = {
     "socket": lambda: socket.socket().bind(("127.0.0.1", 0)),
     "starts": lambda: subprocess.run(["true"], check=True),
 }
-effects.get(mode, lambda: None)()
+if len(sys.argv) > 2:
+    note_each(sys.argv[1:])
+    sys.exit()
+mode = sys.argv[1]
+affect(mode)
 numbers = torch.arange(1000, device="cuda")
 if mode == "no_read":
     raise ValueError("Insufficient number of edges")

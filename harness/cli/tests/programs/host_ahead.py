@@ -156,12 +156,12 @@ def recovered():
         used_by(block(32), side)
         if step == 5:
             with contextlib.suppress(torch.OutOfMemoryError):
-                kept.append(block(8192))
+                kept.append(block(1 << 17))
 
 
 def limited():
     """The program limits its own memory, so requests wait for freed blocks."""
-    torch.cuda.set_per_process_memory_fraction(0.05)
+    torch.cuda.set_per_process_memory_fraction(0.0025)
     for step in range(10):
         used_by(block(64), side)
 

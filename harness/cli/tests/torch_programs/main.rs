@@ -1351,60 +1351,93 @@ fn peaks_that_depend_on_timing(python: &Path) -> Result<(), Failed> {
 /// Each peak equals that of a run with `--events synchronize`, unless the program makes other
 /// requests then.
 fn hosts_ahead(python: &Path) -> Result<(), Failed> {
-    let limited = "--memory 4GiB";
-    let reserved = |least: &str, most: &str| {
-        if least == most {
-            format!("{least} are reserved by torch at the peak in either case")
-        } else {
-            format!(
-                "{least} are reserved by torch at the peak if the GPU keeps up with the host, \
-                 {most} if the host runs ahead"
-            )
-        }
-    };
-    let replayed = |least, most| format!("timing: {} (a replay of the", reserved(least, most));
-    let not_replayed = |why: &str| format!("runs ahead (not replayed: {why})");
-    let incomplete = || not_replayed("not all requests are recorded");
-    let of_devices = format!(
-        "timing: {}, {} (a replay of the",
-        reserved("40 MiB of device 0", "80 MiB"),
-        reserved("50 MiB of device 1", "200 MiB"),
-    );
-    let cases = [
-        ("gathers", limited, replayed("74 MiB", "554 MiB")),
-        ("thread", limited, replayed("74 MiB", "554 MiB")),
-        ("loader", limited, replayed("192 MiB", "336 MiB")),
-        ("pinned", limited, replayed("32 MiB", "128 MiB")),
-        ("window", limited, replayed("122 MiB", "122 MiB")),
-        ("polling", limited, replayed("64 MiB", "192 MiB")),
-        ("devices", "--devices 2", of_devices),
-        ("streams", limited, replayed("24 MiB", "144 MiB")),
-        ("growing", limited, replayed("232 MiB", "384 MiB")),
-        ("emptied", limited, replayed("114 MiB", "188 MiB")),
-        ("recovered", limited, replayed("160 MiB", "320 MiB")),
-        ("limited", limited, replayed("64 MiB", "192 MiB")),
-        ("backward", limited, replayed("400 MiB", "560 MiB")),
+    const INCOMPLETE: &str = "not all requests are recorded";
+    /// MiB by device, of a host that keeps up and of one that runs ahead; or why they are unknown.
+    type Peaks = Result<&'static [[u64; 2]], &'static str>;
+    let cases: [(&str, Peaks); 18] = [
+        ("gathers", Ok(&[[74, 554]])),
+        ("thread", Ok(&[[74, 554]])),
+        ("loader", Ok(&[[192, 336]])),
+        ("pinned", Ok(&[[32, 128]])),
+        ("window", Ok(&[[122, 122]])),
+        ("polling", Ok(&[[64, 192]])),
+        ("devices", Ok(&[[40, 80], [50, 200]])),
+        ("streams", Ok(&[[24, 144]])),
+        ("growing", Ok(&[[232, 384]])),
+        ("emptied", Ok(&[[114, 188]])),
+        ("recovered", Ok(&[[160, 320]])),
+        ("limited", Ok(&[[64, 192]])),
+        ("backward", Ok(&[[400, 560]])),
         (
             "relimited",
-            limited,
-            not_replayed("a replay does not follow its memory fraction"),
+            Err("a replay does not follow its memory fraction"),
         ),
-        ("resets", limited, incomplete()),
-        ("history", limited, incomplete()),
-        ("killed", limited, incomplete()),
-        (
-            "graph",
-            limited,
-            not_replayed("CUDA graphs or private pools defer frees too"),
-        ),
+        ("resets", Err(INCOMPLETE)),
+        ("history", Err(INCOMPLETE)),
+        ("killed", Err(INCOMPLETE)),
+        ("graph", Err("CUDA graphs or private pools defer frees too")),
     ];
-    for (case, options, expected) in cases {
-        let mut command = harness();
-        command.arg("exec").args(options.split(' ')).arg("--");
-        command
-            .arg(python)
-            .arg(folder().join("host_ahead.py"))
-            .arg(case);
+    let programs = cases.map(|(case, _)| format!("host_ahead.py {case}"));
+    let folder = tempfile::tempdir()?;
+    let record = folder.path().join("run.json");
+    let options = format!("--devices 2 --record {}", record.display());
+    let (ended, output) = together(&options, &programs, python)?;
+    let record: Value = serde_json::from_slice(&std::fs::read(record)?)?;
+    for ((case, expected), Ended { pid, code, .. }) in cases.iter().zip(ended) {
+        let peaks = expected.ok().map(|peaks| {
+            let mib = |(device, of): (usize, &[u64; 2])| {
+                serde_json::json!({
+                    "device": device, "least": of[0] << 20, "most": of[1] << 20,
+                    "runs_out_of_memory": false,
+                })
+            };
+            peaks.iter().enumerate().map(mib).collect::<Value>()
+        });
+        let processes = record["processes"].as_array();
+        let process = processes.and_then(|all| all.iter().find(|one| one["pid"] == pid));
+        let found = process.is_some_and(|process| {
+            process.get("peaks_by_timing") == peaks.as_ref()
+                && process["not_replayed"].as_str() == expected.err()
+        });
+        if !found || (code != 0) != (*case == "killed") {
+            return Err(format!(
+                "{case}, exit code {code}: expected {expected:?}, found {process:#?}\n\
+                 alone: harness exec -- python host_ahead.py {case}\n{}",
+                String::from_utf8_lossy(&output.stderr)
+            )
+            .into());
+        }
+    }
+    peaks_of_hosts_ahead_are_said(python)
+}
+
+fn peaks_of_hosts_ahead_are_said(python: &Path) -> Result<(), Failed> {
+    let ahead = "if the host runs ahead";
+    for (case, options, expected) in [
+        (
+            "gathers",
+            "--memory 4GiB",
+            format!(
+                "timing: 74 MiB are reserved by torch at the peak if the GPU keeps up with the \
+                 host, 554 MiB {ahead} (a replay of the"
+            ),
+        ),
+        (
+            "devices",
+            "--devices 2",
+            format!(
+                "timing: 40 MiB of device 0 are reserved by torch at the peak if the GPU keeps up \
+                 with the host, 80 MiB {ahead}, 50 MiB of device 1 are reserved by torch at the \
+                 peak if the GPU keeps up with the host, 200 MiB {ahead} (a replay of the"
+            ),
+        ),
+        (
+            "relimited",
+            "--memory 80GiB",
+            "runs ahead (not replayed: a replay does not follow its memory fraction)".to_owned(),
+        ),
+    ] {
+        let mut command = command(options, &format!("host_ahead.py {case}"), python);
         let shown = String::from_utf8_lossy(&command.output()?.stderr).into_owned();
         if !shown.contains(&expected) {
             return Err(format!("{case} {options}: expected {expected}, found {shown}").into());
@@ -1852,30 +1885,37 @@ fn printed(row: &Row, python: &Path) -> Result<(), Failed> {
     has_figures(row, &String::from_utf8(output.stdout)?)
 }
 
+/// How a program ended that `together.py` ran.
+#[derive(serde::Deserialize)]
+struct Ended {
+    program: String,
+    pid: u32,
+    code: i32,
+    output: String,
+}
+
+/// Runs programs in forks of one Python.
+fn together(
+    options: &str,
+    programs: &[String],
+    python: &Path,
+) -> Result<(Vec<Ended>, Output), Failed> {
+    let mut command = command(options, "together.py", python);
+    let output = ended_well(command.args(programs))?;
+    let text = String::from_utf8_lossy(&output.stdout);
+    let ended: Result<Vec<Ended>, _> = text.lines().map(serde_json::from_str).collect();
+    let ended = ended?;
+    if !ended.iter().map(|it| &it.program).eq(programs) {
+        return Err(format!("{command:?} ran other programs: {text}").into());
+    }
+    Ok((ended, output))
+}
+
 /// Runs such programs in forks of one Python. An error has the command that runs the program alone.
 fn printed_together(rows: &[Row], python: &Path) -> Result<(), Failed> {
-    #[derive(serde::Deserialize)]
-    struct Ended {
-        program: String,
-        code: i32,
-        output: String,
-    }
-    let mut command = command(&rows[0].options, "together.py", python);
-    command.args(rows.iter().map(|row| &row.program));
-    let output = ended_well(&mut command)?;
+    let programs: Vec<String> = rows.iter().map(|row| row.program.clone()).collect();
+    let (ended, output) = together(&rows[0].options, &programs, python)?;
     calls_are_modelled(&output)?;
-    let text = String::from_utf8(output.stdout)?;
-    let ended: Vec<Ended> = text
-        .lines()
-        .map(serde_json::from_str)
-        .collect::<Result<_, _>>()?;
-    if !ended
-        .iter()
-        .map(|it| &it.program)
-        .eq(rows.iter().map(|row| &row.program))
-    {
-        return Err(format!("these programs ran: {text}").into());
-    }
     let mut wrong = String::new();
     for (row, Ended { code, output, .. }) in rows.iter().zip(ended) {
         let found = match code {
@@ -1884,12 +1924,9 @@ fn printed_together(rows: &[Row], python: &Path) -> Result<(), Failed> {
         };
         if let Err(error) = found {
             let why = error.message().unwrap_or_default();
-            let alone = format!(
-                "harness {} -- python {}",
-                arguments(&row.options).join(" "),
-                row.program
-            );
-            wrong.push_str(&format!("{}: {why}\nalone: {alone}\n", row.program));
+            let options = arguments(&row.options).join(" ");
+            let program = &row.program;
+            wrong += &format!("{program}: {why}\nalone: harness {options} -- python {program}\n");
         }
     }
     if wrong.is_empty() {
@@ -2352,7 +2389,7 @@ fn unknown_torch(python: &Path) -> Result<(), Failed> {
     Ok(())
 }
 
-/// Modes of `effects.py` that run again.
+/// Modes of `effects.py` without an effect outside of the processes of the program: it runs again.
 const REPEATED: [&str; 8] = [
     "nothing",
     "temporary",
@@ -2363,25 +2400,28 @@ const REPEATED: [&str; 8] = [
     "reads_file",
     "exit",
 ];
-/// Modes that do not, and why.
-const ONCE: [(&str, &str); 22] = [
-    ("writes", "it writes log.txt"),
-    ("saves", "it writes model.pt"),
-    ("saves_after_use", "it writes model.pt"),
-    ("traces", "it writes trace.json"),
-    ("observes", "it writes execution.json"),
-    ("shares", "it writes shared.bin"),
-    ("stores", "it writes shared.bin"),
-    ("meets", "it writes store"),
-    ("scripts", "it writes script.pt"),
-    ("scripts_for_phones", "it writes phone.ptl"),
-    ("removes", "it removes old.txt"),
-    ("removes_after_use", "it removes old.txt"),
-    ("socket", "it opens a socket to 127.0.0.1:0"),
-    ("starts", "it starts true"),
-    ("starts_after_use", "it starts true"),
-    ("child", "it writes child.txt"),
-    ("isolated", "it starts "),
+/// Modes with an effect, in the words of the message. The program does not run again.
+const ONCE: [(&str, &str); 17] = [
+    ("writes", "writes log.txt"),
+    ("saves", "writes model.pt"),
+    ("saves_after_use", "writes model.pt"),
+    ("traces", "writes trace.json"),
+    ("observes", "writes execution.json"),
+    ("shares", "writes shared.bin"),
+    ("stores", "writes shared.bin"),
+    ("meets", "writes store"),
+    ("scripts", "writes script.pt"),
+    ("scripts_for_phones", "writes phone.ptl"),
+    ("removes", "removes old.txt"),
+    ("removes_after_use", "removes old.txt"),
+    ("socket", "opens a socket to 127.0.0.1:0"),
+    ("starts", "starts true"),
+    ("starts_after_use", "starts true"),
+    ("child", "writes child.txt"),
+    ("isolated", "starts "),
+];
+/// Modes whose runs are not repeated for another reason than an effect that the hook notes.
+const WHOLE: [(&str, &str); 5] = [
     ("input", "it has read its standard input"),
     ("input_after_use", "it has read its standard input"),
     ("shell", "it begins with another program than Python"),
@@ -2391,74 +2431,102 @@ const ONCE: [(&str, &str); 22] = [
     ),
     ("no_read", ""),
 ];
-
-/// Modes that repeat the check of another mode on the other side of the first use of the GPU, or
-/// that of another test. They run every night.
-const SIMILAR: [&str; 8] = [
-    "nothing",
-    "temporary",
-    "python_after_use",
-    "saves",
-    "removes_after_use",
-    "starts",
-    "input",
-    "shell",
+/// Modes whose whole runs are tested on each change. Of the others, the effects are tested, and the
+/// whole runs every night.
+const RUN: [&str; 8] = [
+    "temporary_after_use",
+    "workers",
+    "exit",
+    "saves_after_use",
+    "child",
+    "input_after_use",
+    "shell_becomes_python",
+    "no_read",
 ];
 
 fn effects(python: &Path) -> Result<(), Failed> {
     let folder = tempfile::tempdir()?;
-    let script = self::folder().join("effects.py");
+    let modes = || REPEATED.into_iter().chain(ONCE.map(|(mode, _)| mode));
+    for mode in modes().chain(WHOLE.map(|(mode, _)| mode)) {
+        for place in ["noted", "run"].map(|kind| folder.path().join(kind).join(mode)) {
+            std::fs::create_dir_all(&place)?;
+            std::fs::write(place.join("old.txt"), "")?;
+        }
+    }
+    let mut noted = harness();
+    noted.current_dir(folder.path().join("noted"));
+    noted
+        .args(["exec", "--"])
+        .arg(python)
+        .arg(self::folder().join("effects.py"));
+    let noted: BTreeMap<String, Vec<String>> = document_of(&noted.args(modes()).output()?)?;
+    let found = |mode: &str| noted[mode].iter().map(String::as_str).collect::<Vec<_>>();
+    for mode in REPEATED {
+        if !found(mode).is_empty() {
+            return Err(format!("{mode}: {:?} is no effect", found(mode)).into());
+        }
+    }
+    for (mode, effect) in ONCE {
+        if !matches!(found(mode)[..], [text] if text.starts_with(effect)) {
+            return Err(format!("{mode}: expected {effect:?}, found {:?}", found(mode)).into());
+        }
+    }
     let mut cases: Vec<_> = REPEATED
         .into_iter()
         .map(|mode| (mode, None))
-        .chain(ONCE.map(|(mode, why)| (mode, Some(why))))
+        .chain(
+            ONCE.into_iter()
+                .chain(WHOLE)
+                .map(|(mode, why)| (mode, Some(why))),
+        )
         .collect();
     let is_mode = |mode: &&str| cases.iter().any(|(other, _)| other == mode);
-    assert!(SIMILAR.iter().all(is_mode), "{SIMILAR:?}");
-    cases.retain(|(mode, _)| runs_all() || !SIMILAR.contains(mode));
-    let check = |(mode, why): &(&str, Option<&str>)| -> Result<(), String> {
-        let place = folder.path().join(mode);
-        std::fs::create_dir(&place)
-            .and_then(|()| std::fs::write(place.join("old.txt"), ""))
-            .map_err(|error| error.to_string())?;
-        let mut command = harness();
-        command
-            .current_dir(&place)
-            .env_remove("HARNESS_VALUES")
-            .args(["exec", "--"]);
-        match *mode {
-            "shell" => command.args(["sh", "-c", "echo x >> log.txt; \"$@\"; exit $?", "sh"]),
-            "shell_becomes_python" => command.args(["sh", "-c", "exec \"$@\"", "sh"]),
-            _ => &mut command,
-        };
-        if mode.starts_with("input") {
-            let input = std::fs::write(place.join("input.txt"), "a line\n")
-                .and_then(|()| std::fs::File::open(place.join("input.txt")));
-            command.stdin(input.map_err(|error| error.to_string())?);
-        }
-        let output = command
-            .arg(python)
-            .arg(&script)
-            .arg(mode)
-            .output()
-            .map_err(|error| error.to_string())?;
-        let text = String::from_utf8_lossy(&output.stderr);
-        let (ends_well, begins_again) = (
-            output.status.success(),
-            text.contains("it runs again with `--values cpu`"),
-        );
-        let is_right = match why {
-            None => ends_well && begins_again && output.stdout.ends_with(b"trained on 699\n"),
-            Some(why) => !ends_well && !begins_again && text.contains(why),
-        };
-        if is_right {
-            Ok(())
-        } else {
-            Err(format!("{mode}: {output:?}"))
-        }
+    assert!(RUN.iter().all(is_mode), "{RUN:?}");
+    cases.retain(|(mode, _)| runs_all() || RUN.contains(mode));
+    let check = |(mode, why): &(&str, Option<&str>)| {
+        has_effect(python, &folder.path().join("run").join(mode), mode, *why)
     };
     harness_base::parallel::in_parallel_by(4, &cases, check)?;
     Ok(())
+}
+
+/// Runs a program with an effect in a folder; `why` says why it does not run again.
+fn has_effect(python: &Path, place: &Path, mode: &str, why: Option<&str>) -> Result<(), String> {
+    let mut command = harness();
+    command
+        .current_dir(place)
+        .env_remove("HARNESS_VALUES")
+        .args(["exec", "--"]);
+    match mode {
+        "shell" => command.args(["sh", "-c", "echo x >> log.txt; \"$@\"; exit $?", "sh"]),
+        "shell_becomes_python" => command.args(["sh", "-c", "exec \"$@\"", "sh"]),
+        _ => &mut command,
+    };
+    if mode.starts_with("input") {
+        let input = std::fs::write(place.join("input.txt"), "a line\n")
+            .and_then(|()| std::fs::File::open(place.join("input.txt")));
+        command.stdin(input.map_err(|error| error.to_string())?);
+    }
+    let output = command
+        .arg(python)
+        .arg(folder().join("effects.py"))
+        .arg(mode)
+        .output()
+        .map_err(|error| error.to_string())?;
+    let text = String::from_utf8_lossy(&output.stderr);
+    let (ends_well, begins_again) = (
+        output.status.success(),
+        text.contains("it runs again with `--values cpu`"),
+    );
+    let is_right = match why {
+        None => ends_well && begins_again && output.stdout.ends_with(b"trained on 699\n"),
+        Some(why) => !ends_well && !begins_again && text.contains(why),
+    };
+    if is_right {
+        Ok(())
+    } else {
+        Err(format!("{mode}: {output:?}"))
+    }
 }
 
 fn baseline(python: &Path) -> Result<(), Failed> {

@@ -1,5 +1,5 @@
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, LazyLock};
 
 use harness_allocator::{allocator::AllocatorSpec, units::Bytes};
 use harness_language::schema::JsonSchema;
@@ -337,7 +337,9 @@ pub fn schema() -> serde_json::Value {
 
 /// The keys that the map under this key must have: of a step, or of a field with its own keys.
 fn required_by(key: &str) -> Vec<String> {
-    let root = schema();
+    // A reduction asks for thousands of scenarios.
+    static SCHEMA: LazyLock<serde_json::Value> = LazyLock::new(schema);
+    let root = &*SCHEMA;
     let definitions = || root["$defs"].as_object().into_iter().flatten();
     let of_step = definitions()
         .find(|(name, _)| *name == key)
@@ -346,11 +348,10 @@ fn required_by(key: &str) -> Vec<String> {
     let resolved = |schema: &'_ serde_json::Value| {
         schema["$ref"]
             .as_str()
-            .and_then(|path| root.pointer(path.strip_prefix('#')?).cloned())
+            .and_then(|path| root.pointer(path.strip_prefix('#')?))
     };
-    let schema = of_step.cloned().or_else(|| resolved(field()?));
+    let schema = of_step.or_else(|| resolved(field()?));
     let required = schema
-        .as_ref()
         .and_then(|schema| schema["required"].as_array())
         .into_iter()
         .flatten();

@@ -1,6 +1,6 @@
 # Two ranks that train together, each with its GPU as `cuda:0`. A rank that runs out of memory skips its batch, and so does not join the backward pass.
 import os, tempfile
-import torch
+import torch, torch._dynamo  # Before the fork: the optimizer of each rank imports it.
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 

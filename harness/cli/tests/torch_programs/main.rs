@@ -274,14 +274,10 @@ fn main() -> ExitCode {
         a_correct_recovery_survives_on_a_squeezed_gpu,
     ));
     trials.push(of_python(
-        "pluggable.py: the library makes the same decisions as PyTorch's own allocator",
+        "pluggable.py: the library decides as PyTorch's own allocator, and a full pool of it \
+         raises PyTorch's own error",
         &python,
-        decides_alike,
-    ));
-    trials.push(of_python(
-        "pluggable.py: out of memory in a pool of the library raises PyTorch's own error",
-        &python,
-        out_of_memory_in_a_pool,
+        pluggable,
     ));
     trials.push(of_python(
         "convolutions that were not measured are listed and can be measured",
@@ -1381,7 +1377,7 @@ fn hosts_ahead(python: &Path) -> Result<(), Failed> {
     let folder = tempfile::tempdir()?;
     let record = folder.path().join("run.json");
     let options = format!("--devices 2 --record {}", record.display());
-    let (ended, output) = together(&options, &programs, python)?;
+    let (ended, output) = together(&options, &programs, &[], python)?;
     let record: Value = serde_json::from_slice(&std::fs::read(record)?)?;
     for ((case, expected), Ended { pid, code, .. }) in cases.iter().zip(ended) {
         let peaks = expected.ok().map(|peaks| {
@@ -1671,31 +1667,6 @@ fn not_cudnn(python: &Path) -> Result<(), Failed> {
     }
 }
 
-/// Runs `pluggable.py`, which writes a snapshot, with PyTorch's own allocator or with `allocator`
-/// from the library. Returns its output.
-fn pluggable(python: &Path, snapshot: &Path, allocator: &str) -> Result<String, Failed> {
-    let library = std::env::current_exe()?.with_file_name("libharness_allocator_abi.so");
-    let program = match allocator {
-        "" => format!("pluggable.py {}", snapshot.display()),
-        _ => format!(
-            "pluggable.py {} {} {allocator}",
-            snapshot.display(),
-            library.display()
-        ),
-    };
-    let row = Row {
-        program,
-        options: "--memory 8GiB --addresses up".to_owned(),
-        figures: BTreeMap::new(),
-    };
-    let output = run(
-        &row,
-        python,
-        &[("HARNESS_ALLOCATOR_RECORD", Path::new("1"))],
-    )?;
-    Ok(String::from_utf8(output.stdout)?)
-}
-
 /// The events of an allocator, one per line. A block is located by the index of its segment, in
 /// order of creation, and its offset.
 fn events(snapshot: &Path) -> Result<Vec<String>, Failed> {
@@ -1721,17 +1692,53 @@ fn events(snapshot: &Path) -> Result<Vec<String>, Failed> {
     Ok(events.iter().map(line).collect())
 }
 
+/// Runs `pluggable.py`, which writes a snapshot, with PyTorch's own allocator and with those of the
+/// library.
+fn pluggable(python: &Path) -> Result<(), Failed> {
+    let folder = tempfile::tempdir()?;
+    let library = std::env::current_exe()?.with_file_name("libharness_allocator_abi.so");
+    let pools = ["harness_caching", "harness_bfc", "harness_rmm_pool"];
+    let snapshot = |name: &str| folder.path().join(name).with_extension("pickle");
+    let program =
+        |name: &str, rest: &str| format!("pluggable.py {}{rest}", snapshot(name).display());
+    let of_library = |rest: &str| format!(" {} {rest}", library.display());
+    let programs: Vec<String> = [
+        program("native", ""),
+        program("ours", &of_library("harness_caching change")),
+    ]
+    .into_iter()
+    .chain(pools.map(|pool| program(pool, &of_library(&format!("{pool} pool")))))
+    .collect();
+    // The library records only if this is set.
+    let recorded = [("HARNESS_ALLOCATOR_RECORD", "1")];
+    let options = "--memory 8GiB --addresses up";
+    let (ended, output) = together(options, &programs, &recorded, python)?;
+    if let Some(failed) = ended.iter().find(|program| program.code != 0) {
+        let errors = String::from_utf8_lossy(&output.stderr);
+        return Err(format!("{}: {}\n{errors}", failed.program, failed.code).into());
+    }
+    decides_alike(&snapshot("native"), &snapshot("ours"))?;
+    // PyTorch's allocator requests segments from the library. Null becomes the error that programs
+    // expect.
+    for (pool, program) in pools.iter().zip(&ended[2..]) {
+        let segments = events(&snapshot(pool))?
+            .iter()
+            .filter(|line| line.starts_with("alloc "))
+            .count();
+        let printed = program.output.trim();
+        if printed != "torch.OutOfMemoryError" || segments == 0 {
+            return Err(
+                format!("{pool}: {segments} requests; the program printed {printed}").into(),
+            );
+        }
+    }
+    Ok(())
+}
+
 /// With both allocators, the program makes the same requests and gets equal segments in the same
 /// order, with equal blocks at the same offsets.
-fn decides_alike(python: &Path) -> Result<(), Failed> {
-    let folder = tempfile::tempdir()?;
-    let (native, ours) = (
-        folder.path().join("native.pickle"),
-        folder.path().join("ours.pickle"),
-    );
-    pluggable(python, &native, "")?;
-    pluggable(python, &ours, "harness_caching change")?;
-    let (native, ours) = (events(&native)?, events(&ours)?);
+fn decides_alike(native: &Path, ours: &Path) -> Result<(), Failed> {
+    let (native, ours) = (events(native)?, events(ours)?);
     let requests = native
         .iter()
         .filter(|line| line.starts_with("alloc "))
@@ -1757,26 +1764,6 @@ fn decides_alike(python: &Path) -> Result<(), Failed> {
             ours.len()
         )
         .into());
-    }
-    Ok(())
-}
-
-/// PyTorch's allocator requests segments from the library. Null becomes the error that programs
-/// expect.
-fn out_of_memory_in_a_pool(python: &Path) -> Result<(), Failed> {
-    let folder = tempfile::tempdir()?;
-    for allocator in ["harness_caching", "harness_bfc", "harness_rmm_pool"] {
-        let snapshot = folder.path().join("pool.pickle");
-        let printed = pluggable(python, &snapshot, &format!("{allocator} pool"))?;
-        let segments = events(&snapshot)?
-            .iter()
-            .filter(|line| line.starts_with("alloc "))
-            .count();
-        if printed.trim() != "torch.OutOfMemoryError" || segments == 0 {
-            return Err(
-                format!("{allocator}: {segments} requests; the program printed {printed}").into(),
-            );
-        }
     }
     Ok(())
 }
@@ -1898,9 +1885,11 @@ struct Ended {
 fn together(
     options: &str,
     programs: &[String],
+    variables: &[(&str, &str)],
     python: &Path,
 ) -> Result<(Vec<Ended>, Output), Failed> {
     let mut command = command(options, "together.py", python);
+    command.envs(variables.iter().copied());
     let output = ended_well(command.args(programs))?;
     let text = String::from_utf8_lossy(&output.stdout);
     let ended: Result<Vec<Ended>, _> = text.lines().map(serde_json::from_str).collect();
@@ -1914,7 +1903,7 @@ fn together(
 /// Runs such programs in forks of one Python. An error has the command that runs the program alone.
 fn printed_together(rows: &[Row], python: &Path) -> Result<(), Failed> {
     let programs: Vec<String> = rows.iter().map(|row| row.program.clone()).collect();
-    let (ended, output) = together(&rows[0].options, &programs, python)?;
+    let (ended, output) = together(&rows[0].options, &programs, &[], python)?;
     calls_are_modelled(&output)?;
     let mut wrong = String::new();
     for (row, Ended { code, output, .. }) in rows.iter().zip(ended) {
@@ -2572,11 +2561,9 @@ fn baseline(python: &Path) -> Result<(), Failed> {
     if written.0 != Some(0) || !text.contains("\"train.py:22 step\": ") {
         return Err(format!("{written:?}\n{text}").into());
     }
-    for _ in 0..2 {
-        let same = exec(&[], train)?;
-        if same.0 != Some(0) || !same.1.contains("baseline: no difference from peaks.json") {
-            return Err(format!("{same:?}").into());
-        }
+    let same = exec(&[], train)?;
+    if same.0 != Some(0) || !same.1.contains("baseline: no difference from peaks.json") {
+        return Err(format!("{same:?}").into());
     }
     let options = "--junit junit.xml --code-quality lines.json --sarif lines.sarif";
     let options: Vec<&str> = options.split(' ').collect();

@@ -6,15 +6,15 @@
 //! not, the search goes on between the values that are known.
 //!
 //! The GPU with the most memory is first, so other GPUs need smaller values than were recorded. A
-//! GPU with the lowest compute capability is next: the run with its predicted value shows what the
-//! requests of GPUs have in common. If all are equal, other GPUs need no run. If not, a GPU with
-//! the highest compute capability runs too, and those for which the recordings predict different
-//! values. If more than constant workspaces differ, a GPU runs with the next value too.
+//! GPU with the lowest compute capability is next. The run with its predicted value shows by how
+//! much requests of GPUs differ. Other GPUs need no run if twice that difference does not change
+//! what the recordings predict for them. Nor does the next value of a GPU that ran.
 
+mod agreement;
 mod memory_curve;
 
 use std::cmp::Reverse;
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::str::FromStr;
 
@@ -24,6 +24,7 @@ use harness_trace::program::{RecordedProgram, Replayed, Scaled};
 use harness_trace::snapshot::Snapshot;
 use serde::Serialize;
 
+use self::agreement::Difference;
 pub use self::memory_curve::{CategoryPeak, MemoryCurve, MemoryPoint};
 use super::observed::{Observed, TrialEnd};
 use super::runner::FirstRun;
@@ -33,7 +34,7 @@ use crate::torch_record::Caller;
 
 /// The most values of a parameter.
 const MOST_VALUES: u64 = 1 << 20;
-/// The ratio of the first two values.
+/// The least ratio of the first two values.
 const SECOND: f64 = 8.0;
 /// The part of a value that is tried after that value did not fit.
 const NEAR: f64 = 0.9;
@@ -249,7 +250,7 @@ named_enum! {
         /// Runs on this GPU with this value and the next one.
         Confirmed = "confirmed",
         /// A run on this GPU with this value, and a replay with the next one of another GPU's
-        /// requests, of which only constant workspaces differ.
+        /// requests. That GPU's peak differs by too little to change the answer.
         NextPredicted = "next predicted",
         /// Replays of recordings of other rows.
         Predicted = "predicted",
@@ -392,6 +393,9 @@ struct Model {
     /// `true` if a confirmed model of another GPU explains all its recordings, up to constant
     /// workspaces.
     is_of_another: bool,
+    /// If it is confirmed: the error of its prediction, unless that was exact. Otherwise from the
+    /// confirmed requests of another GPU; `None` if no run shows it.
+    difference: Option<Difference>,
     /// `true` if runs contradict a prediction of more recordings than a line needs.
     is_irregular: bool,
     /// Those of its runs.
@@ -541,21 +545,6 @@ impl<E: Send> LargestSearch<'_, E> {
         Some((index, row.peak_reserved))
     }
 
-    /// Predicts the peak of a value, if all models that are evidence for this case agree.
-    fn peak(&self, case: &LargestCase, models: &[Model], index: usize) -> Option<Bytes> {
-        let of = |guess: &Guess| {
-            let replayed = self.replay(case, &models[guess.model], index)?;
-            let peak = Bytes(replayed.stats.reserved_bytes.all.peak);
-            replayed.oom.is_none().then_some(peak)
-        };
-        let guesses = self.agreeing(case, models)?;
-        let peak = of(guesses.first()?)?;
-        guesses
-            .iter()
-            .all(|guess| of(guess) == Some(peak))
-            .then_some(peak)
-    }
-
     /// Also returns the peak with the value `base`, if that ran. Returns `None` if the user
     /// interrupted.
     fn row(
@@ -571,6 +560,8 @@ impl<E: Send> LargestSearch<'_, E> {
         let values = &self.parameter.values;
         let mut row = self.empty_row(case);
         let mut known = Known::default();
+        // A prediction that was right before the model knew the run, and the error of its peak.
+        let mut foretold = None;
         loop {
             let (low, high) = known.open(values.len());
             if low >= high {
@@ -584,7 +575,9 @@ impl<E: Send> LargestSearch<'_, E> {
             if let Some(guess) = guess.filter(|guess| self.is_settled(case, models, &known, guess))
             {
                 row.basis = Evidence::NextPredicted;
-                confirm(models, case, guess.model);
+                if models[guess.model].of.is_like(case) {
+                    confirm(models, case, guess.model, None);
+                }
                 break;
             }
             let tried = self.next((case, base), models, &known, guess);
@@ -593,7 +586,7 @@ impl<E: Send> LargestSearch<'_, E> {
             let meets_at_port = runs.iter().flatten().any(|run| run.observed.port.is_some());
             *jobs = if meets_at_port { 1 } else { self.jobs };
             row.runs += tried.len();
-            for (index, run) in tried.into_iter().zip(runs) {
+            for (index, run) in tried.iter().copied().zip(runs) {
                 let Some(run) = run else { return Ok(None) };
                 Doubt::add(&mut row.doubts, &run.observed.doubts);
                 match self.judge(case, &run.observed) {
@@ -611,17 +604,26 @@ impl<E: Send> LargestSearch<'_, E> {
             let Some(guess) = guess else { continue };
             row.is_refuted |= known.refutes(guess.fitting) && models[guess.model].of.is_like(case);
             let is_closed = known.open(values.len()) == (guess.fitting, guess.fitting);
-            if is_closed && has_peak(&known, &guess) {
-                confirm(models, case, guess.model);
+            foretold = agreement::error_of(&guess, &known, &tried)
+                .map(|error| (guess, error))
+                .or(foretold);
+            if let Some((met, error)) = foretold
+                && is_closed
+                && (met.fitting, met.model) == (guess.fitting, guess.model)
+                && (error.is_none() || models[guess.model].of.is_like(case))
+            {
+                confirm(models, case, guess.model, error);
             }
         }
+        self.note_difference(case, models, &known);
         self.fill(&mut row, &known);
         Ok(Some((row, base.and_then(|base| peak_at(&known, base)))))
     }
 
-    /// Returns whether a run on this GPU fits as predicted, and made the requests that another GPU
-    /// predicts, up to constant workspaces. The runs of that GPU confirmed its prediction. Without
-    /// those recordings, the model has the peak of each run by definition.
+    /// Returns whether a run on this GPU fits as predicted, and the next value cannot fit: the run
+    /// made the requests that another GPU predicts, up to constant workspaces, or its peak differs
+    /// by too little. The runs of that GPU confirmed its prediction. Without those recordings, the
+    /// model has the peak of each run by definition.
     fn is_settled(
         &self,
         case: &LargestCase,
@@ -630,12 +632,15 @@ impl<E: Send> LargestSearch<'_, E> {
         guess: &Guess,
     ) -> bool {
         let (low, high) = known.open(self.parameter.values.len());
-        has_confirmed(models, case)
-            && models[guess.model].is_of_another
-            && models[guess.model].of.is_like(case)
-            && low == guess.fitting
-            && low < high
-            && has_peak(known, guess)
+        if !has_confirmed(models, case) || low != guess.fitting || low >= high {
+            return false;
+        }
+        let model = &models[guess.model];
+        if model.of.is_like(case) {
+            model.is_of_another && has_peak(known, guess)
+        } else {
+            self.lacks_clearly(case, models, known, guess)
+        }
     }
 
     fn empty_row(&self, case: &LargestCase) -> LargestRow {
@@ -679,75 +684,6 @@ impl<E: Send> LargestSearch<'_, E> {
             },
         });
         row.exception = known.exception().map(|index| values[index]);
-    }
-
-    /// Predicts a case that is like a confirmed one, or for which all confirmed ones predict the
-    /// same value.
-    fn predicted(&self, case: &LargestCase, models: &[Model]) -> Option<LargestRow> {
-        let guesses = self.agreeing(case, models)?;
-        let first = guesses.first()?;
-        let is_sure = guesses
-            .iter()
-            .all(|guess| guess.peak_reserved == first.peak_reserved);
-        let values = &self.parameter.values;
-        Some(LargestRow {
-            largest: first.fitting.checked_sub(1).map(|at| values[at]),
-            peak_reserved: first.peak_reserved.filter(|_| is_sure).map(|peak| peak.0),
-            next: values.get(first.fitting).map(|value| Next {
-                value: *value,
-                ..Next::default()
-            }),
-            basis: Evidence::Predicted,
-            doubts: models[first.model].doubts.clone(),
-            ..self.empty_row(case)
-        })
-    }
-
-    /// Returns the predictions of confirmed models if they are evidence for this case and agree on
-    /// the largest value.
-    fn agreeing(&self, case: &LargestCase, models: &[Model]) -> Option<Vec<Guess>> {
-        let is_confirmed =
-            |at: &usize| models[*at].is_confirmed && models[*at].of.has_command_of(case);
-        let confirmed: Vec<usize> = (0..models.len()).filter(is_confirmed).collect();
-        if let Some(own) = confirmed.iter().find(|at| models[**at].of.is_like(case)) {
-            return Some(vec![self.guess(case, models, *own)?]);
-        }
-        let is_hopper = case.capability() == HOPPER;
-        let all = self.guesses(case, models, &confirmed)?;
-        let capabilities = |of: &[Guess]| -> BTreeSet<(u32, u32)> {
-            of.iter()
-                .map(|guess| models[guess.model].of.capability())
-                .collect()
-        };
-        let recorded = capabilities(&all);
-        // Programs take other paths on GPUs that are older than all that were recorded.
-        if recorded.len() < 2
-            || recorded.first() > Some(&case.capability())
-            || (is_hopper && !recorded.contains(&HOPPER))
-        {
-            return None;
-        }
-        let first = all[0];
-        if all.iter().all(|guess| {
-            (guess.fitting, guess.peak_reserved) == (first.fitting, first.peak_reserved)
-        }) {
-            return Some(all);
-        }
-        // The requests depend on the GPU.
-        let near: Vec<Guess> = all
-            .into_iter()
-            .filter(|guess| is_hopper || models[guess.model].of.capability() != HOPPER)
-            .collect();
-        let recorded = capabilities(&near);
-        let is_between = recorded.first() <= Some(&case.capability())
-            && recorded.last() >= Some(&case.capability());
-        let first = near.first()?.fitting;
-        (recorded.len() > 1 && is_between && near.iter().all(|guess| guess.fitting == first))
-            .then_some(near)
-    }
-
-    fn guesses(&self, case: &LargestCase, models: &[Model], of: &[usize]) -> Option<Vec<Guess>> {
-        of.iter().map(|at| self.guess(case, models, *at)).collect()
     }
 
     /// Guesses from the requests of a case that is like this one, or at least of one with the same
@@ -799,8 +735,8 @@ impl<E: Send> LargestSearch<'_, E> {
         })
     }
 
-    /// Chooses values to run: both sides of the prediction, or only its lower side if another GPU
-    /// has confirmed both; without one, the first value and a multiple of it, multiples of the
+    /// Chooses values to run: a side of the prediction, first the lower one; without a prediction,
+    /// the first value, one that fits if memory grows at most with the value, multiples of the
     /// largest that fits, or parts of the rest.
     fn next(
         &self,
@@ -814,14 +750,9 @@ impl<E: Send> LargestSearch<'_, E> {
         let is_open = |index: &usize| (low..high).contains(index);
         if let Some(Guess { fitting, .. }) = guess {
             let sides = [fitting.checked_sub(1), Some(fitting)];
-            let sides: Vec<usize> = sides.into_iter().flatten().filter(is_open).collect();
-            if !sides.is_empty() {
-                let count = if has_confirmed(models, case) {
-                    1
-                } else {
-                    sides.len()
-                };
-                return sides[..count].to_vec();
+            // If the first run refutes the prediction, the second one would be in vain.
+            if let Some(side) = sides.into_iter().flatten().find(is_open) {
+                return vec![side];
             }
         }
         // After the first guess from another GPU.
@@ -835,11 +766,13 @@ impl<E: Send> LargestSearch<'_, E> {
         };
         let least = values[low.saturating_sub(1)].max(1) as f64;
         let mut tried: Vec<usize> = if low == 0 && high == values.len() {
-            vec![
-                0,
-                base.filter(|base| *base > 0)
-                    .unwrap_or_else(|| at(SECOND * least)),
-            ]
+            [Some(0), base].into_iter().flatten().collect()
+        } else if let (1, 1, true, Some(peak)) =
+            (known.0.len(), low, high == values.len(), peak_at(known, 0))
+        {
+            // Recordings near the largest value predict it better.
+            let times = case.trial.memory.0 as f64 / peak.0.max(1) as f64;
+            vec![at(least * SECOND.max(times / 2.0))]
         } else if high == values.len() {
             (1..=jobs as i32)
                 .map(|power| at(least * 2_f64.powi(power)))
@@ -967,6 +900,7 @@ fn learn(
             is_usable: true,
             is_confirmed: false,
             is_of_another: false,
+            difference: None,
             is_irregular: false,
             doubts: Vec::new(),
         });
@@ -1015,14 +949,16 @@ fn shifted(
     })
 }
 
-/// Marks the model whose prediction was right: the case's own, or a copy of the one that it used.
-fn confirm(models: &mut Vec<Model>, case: &LargestCase, used: usize) {
+/// Marks the model whose prediction was right, up to an error of its peak: the case's own, or a
+/// copy of the one that it used.
+fn confirm(models: &mut Vec<Model>, case: &LargestCase, used: usize, error: Option<Difference>) {
     let used = &mut models[used];
     if used.is_irregular {
         return;
     }
     if used.of.is_like(case) {
         used.is_confirmed = true;
+        used.difference = error;
         return;
     }
     let copy = Model {
@@ -1032,6 +968,7 @@ fn confirm(models: &mut Vec<Model>, case: &LargestCase, used: usize) {
         is_usable: true,
         is_confirmed: true,
         is_of_another: true,
+        difference: None,
         is_irregular: false,
         doubts: used.doubts.clone(),
     };

@@ -34,8 +34,8 @@ use crate::torch_record::Caller;
 
 /// The most values of a parameter.
 const MOST_VALUES: u64 = 1 << 20;
-/// The least ratio of the first two values.
-const SECOND: f64 = 8.0;
+/// The ratio of the value that is tried first and the smallest one, and the least of the first two.
+const FIRST: f64 = 8.0;
 /// The part of a value that is tried after that value did not fit.
 const NEAR: f64 = 0.9;
 /// The ratio of values from which a range is split by factors.
@@ -396,10 +396,20 @@ struct Model {
     /// If it is confirmed: the error of its prediction, unless that was exact. Otherwise from the
     /// confirmed requests of another GPU; `None` if no run shows it.
     difference: Option<Difference>,
+    /// `true` if runs contradict one of its predictions: values between recordings may have other
+    /// requests.
+    is_refuted: bool,
     /// `true` if runs contradict a prediction of more recordings than a line needs.
     is_irregular: bool,
     /// Those of its runs.
     doubts: Vec<Doubt>,
+}
+
+impl Model {
+    fn refuted_on(&mut self, case: &LargestCase) {
+        self.is_refuted |= self.of.is_like(case);
+        self.is_irregular |= self.of.is_like(case) && self.requests.len() > 2;
+    }
 }
 
 /// What replays predict.
@@ -560,8 +570,7 @@ impl<E: Send> LargestSearch<'_, E> {
         let values = &self.parameter.values;
         let mut row = self.empty_row(case);
         let mut known = Known::default();
-        // A prediction that was right before the model knew the run, and the error of its peak.
-        let mut foretold = None;
+        let mut foretold = None; // a prediction that was right, and the error of its peak
         loop {
             let (low, high) = known.open(values.len());
             if low >= high {
@@ -569,8 +578,7 @@ impl<E: Send> LargestSearch<'_, E> {
             }
             let guess = self.boundary(case, models);
             if let Some(guess) = guess.filter(|guess| known.refutes(guess.fitting)) {
-                let model = &mut models[guess.model];
-                model.is_irregular |= model.of.is_like(case) && model.requests.len() > 2;
+                models[guess.model].refuted_on(case);
             }
             if let Some(guess) = guess.filter(|guess| self.is_settled(case, models, &known, guess))
             {
@@ -610,7 +618,7 @@ impl<E: Send> LargestSearch<'_, E> {
             if let Some((met, error)) = foretold
                 && is_closed
                 && (met.fitting, met.model) == (guess.fitting, guess.model)
-                && (error.is_none() || models[guess.model].of.is_like(case))
+                && (error.is_none() || models[guess.model].of.is_like(case) && !row.is_refuted)
             {
                 confirm(models, case, guess.model, error);
             }
@@ -715,9 +723,13 @@ impl<E: Send> LargestSearch<'_, E> {
         }
         let values = &self.parameter.values;
         let replay = |index: usize| self.replay(case, model, index);
-        replay(0)?;
         let fits = |index: usize| replay(index).is_some_and(|run| run.oom.is_none());
-        let (mut fitting, mut too_many) = (0, values.len());
+        let smallest = model.requests.smallest()?;
+        let smallest = values.binary_search(&smallest).ok()?;
+        let (mut fitting, mut too_many) = match replay(smallest)?.oom {
+            None => (smallest + 1, values.len()),
+            Some(_) => (0, smallest),
+        };
         while fitting < too_many {
             let middle = fitting.midpoint(too_many);
             if fits(middle) {
@@ -736,8 +748,8 @@ impl<E: Send> LargestSearch<'_, E> {
     }
 
     /// Chooses values to run: a side of the prediction, first the lower one; without a prediction,
-    /// the first value, one that fits if memory grows at most with the value, multiples of the
-    /// largest that fits, or parts of the rest.
+    /// a small one, one that fits if memory grows at most with the square of the value, multiples
+    /// of the largest that fits, or parts of the rest.
     fn next(
         &self,
         (case, base): (&LargestCase, Option<usize>),
@@ -758,21 +770,31 @@ impl<E: Send> LargestSearch<'_, E> {
         // After the first guess from another GPU.
         let is_near =
             known.0.len() == 1 && guess.is_some_and(|guess| !models[guess.model].of.is_like(case));
-        let jobs = if guess.is_some() { 1 } else { self.jobs };
+        let jobs = match guess {
+            None if known.0.len() > 2 => self.jobs,
+            _ => 1,
+        };
         // Sizes can grow with the square of the value, so parts of a wide range are factors.
         let at = |value: f64| {
             let at = values.partition_point(|other| (*other as f64) < value);
             at.clamp(low, high - 1)
         };
         let least = values[low.saturating_sub(1)].max(1) as f64;
-        let mut tried: Vec<usize> = if low == 0 && high == values.len() {
-            [Some(0), base].into_iter().flatten().collect()
-        } else if let (1, 1, true, Some(peak)) =
-            (known.0.len(), low, high == values.len(), peak_at(known, 0))
-        {
+        let only = peak_at(known, low.saturating_sub(1)).filter(|_| known.0.len() == 1);
+        let mut tried: Vec<usize> = if known.0.is_empty() {
+            // Small values have other requests, as if a kernel splits its work.
+            let is_wide = values[high - 1] as f64 >= least * FIRST * FIRST;
+            let first = if is_wide { at(least * FIRST) } else { 0 };
+            vec![base.unwrap_or(first)]
+        } else if let (Some(peak), true) = (only, high == values.len()) {
             // Recordings near the largest value predict it better.
-            let times = case.trial.memory.0 as f64 / peak.0.max(1) as f64;
-            vec![at(least * SECOND.max(times / 2.0))]
+            let times = (case.trial.memory.0 as f64 / peak.0.max(1) as f64).sqrt();
+            let below = values.partition_point(|other| (*other as f64) < least / FIRST);
+            match low - 1 {
+                0 => vec![at(least * FIRST.max(times))],
+                _ if times >= 2.0 => vec![at(least * times)],
+                first => vec![below.min(first - 1)],
+            }
         } else if high == values.len() {
             (1..=jobs as i32)
                 .map(|power| at(least * 2_f64.powi(power)))
@@ -901,6 +923,7 @@ fn learn(
             is_confirmed: false,
             is_of_another: false,
             difference: None,
+            is_refuted: false,
             is_irregular: false,
             doubts: Vec::new(),
         });
@@ -919,9 +942,10 @@ fn learn(
         .and_then(|others| shifted(others, case, (value, &program)));
     let model = &mut models[index];
     match shifted {
-        Some((requests, is_confirmed)) => {
+        Some((requests, is_confirmed, is_refuted)) => {
             model.requests = requests;
             model.is_of_another = is_confirmed;
+            model.is_refuted = is_refuted;
         }
         None => {
             model.is_of_another &= model.requests.explains(value, &program);
@@ -934,18 +958,18 @@ fn learn(
 }
 
 /// Returns the requests of another GPU if they differ from this recording by constant workspaces
-/// only, and whether runs confirmed them.
+/// only, and whether runs confirmed or refuted its predictions.
 fn shifted(
     models: &[Model],
     case: &LargestCase,
     (value, program): (u64, &RecordedProgram),
-) -> Option<(Scaled, bool)> {
+) -> Option<(Scaled, bool, bool)> {
     let is_similar = |model: &&Model| model.is_usable && model.of.has_command_of(case);
     let mut similar: Vec<&Model> = models.iter().rev().filter(is_similar).collect();
     similar.sort_by_key(|model| !model.is_confirmed);
     similar.into_iter().find_map(|model| {
         let requests = model.requests.shifted(value, program)?;
-        Some((requests, model.is_confirmed))
+        Some((requests, model.is_confirmed, model.is_refuted))
     })
 }
 
@@ -969,6 +993,7 @@ fn confirm(models: &mut Vec<Model>, case: &LargestCase, used: usize, error: Opti
         is_confirmed: true,
         is_of_another: true,
         difference: None,
+        is_refuted: used.is_refuted,
         is_irregular: false,
         doubts: used.doubts.clone(),
     };

@@ -29,6 +29,11 @@ impl Scaled {
         self.recordings.len()
     }
 
+    /// Returns the smallest value of a recording.
+    pub fn smallest(&self) -> Option<u64> {
+        self.recordings.first().map(|(value, _)| *value)
+    }
+
     /// Returns the recordings of another GPU, whose constant workspaces differ as in this recording
     /// of that GPU. Returns `None` if other sizes differ: one recording does not show how they
     /// depend on the value.
@@ -68,6 +73,16 @@ impl Scaled {
     pub fn explains(&self, value: u64, recording: &RecordedProgram) -> bool {
         self.at(value)
             .is_some_and(|own| has_shape_of(&own, recording) && sizes(&own).eq(sizes(recording)))
+    }
+
+    /// Returns whether the function that explains this value explains all recordings.
+    pub fn is_regular(&self, value: u64) -> bool {
+        let near = self.near(value).unwrap_or_default();
+        let near = Self {
+            recordings: near.into_iter().cloned().collect(),
+        };
+        let explained = |(at, recording): &(u64, RecordedProgram)| near.explains(*at, recording);
+        self.recordings.iter().all(explained)
     }
 
     /// Returns whether the parameter has no effect: all recordings are equal, and there are

@@ -90,6 +90,7 @@ impl<E: Send> LargestSearch<'_, E> {
         let is_own = |at: &&usize| is_confirmed(at) && models[**at].of.is_like(case);
         if let Some(own) = of_command.iter().find(is_own) {
             let guess = self.guess(case, models, *own)?;
+            self.is_recorded(&guess, [&models[*own]]).then_some(())?;
             let difference = models[*own].difference;
             let margin = difference.map_or(Bytes::ZERO, |it| it.margin(case.trial.memory));
             return self
@@ -121,6 +122,8 @@ impl<E: Send> LargestSearch<'_, E> {
             .map(|at| self.guess(case, models, *at))
             .collect::<Option<_>>()?;
         let first = *guesses.first()?;
+        let used_models = used.iter().map(|at| &models[*at]);
+        self.is_recorded(&first, used_models).then_some(())?;
         if guesses.iter().any(|guess| guess.fitting != first.fitting) {
             return None;
         }
@@ -133,6 +136,18 @@ impl<E: Send> LargestSearch<'_, E> {
         }
         self.holds(case, &models[first.model], &first, margin)
             .then_some(Agreement { guesses, margin })
+    }
+
+    /// Returns whether recordings explain this value: one is not larger, because small values may
+    /// have other requests, and refuted models are functions that explain all recordings.
+    fn is_recorded<'m>(&self, guess: &Guess, of: impl IntoIterator<Item = &'m Model>) -> bool {
+        let value = self.parameter.values[guess.fitting.saturating_sub(1)];
+        let of: Vec<&Model> = of.into_iter().collect();
+        let smallest = of.iter().filter_map(|model| model.requests.smallest());
+        smallest.min().is_some_and(|smallest| smallest <= value)
+            && of
+                .iter()
+                .all(|model| !model.is_refuted || model.requests.is_regular(value))
     }
 
     /// Returns twice the largest difference between the peaks of these models and of a guess, and

@@ -216,6 +216,9 @@ fn ending(outcome: &TrialOutcome, cause: &str, place: &str, caller: &Caller) -> 
     };
     match outcome {
         TrialOutcome::Recovered | TrialOutcome::ServedByRetry => "recovers".to_owned(),
+        TrialOutcome::EndedInHandler => {
+            format!("ends in the handler of the {error_of}{place}, with exit code 0")
+        }
         TrialOutcome::OutOfMemory if *caller == Caller::Torch => {
             format!("ends with {error_of}{place}")
         }
@@ -239,6 +242,7 @@ fn outcome_cell(outcome: &TrialOutcome, caller: &Caller) -> String {
             Caller::Library { name, .. } => format!("{name} continued"),
             Caller::Program => "the program continued".to_owned(),
         },
+        TrialOutcome::EndedInHandler => "exit code 0 in the handler of".to_owned(),
         TrialOutcome::OutOfMemory => error_of(caller),
         TrialOutcome::OtherError { error } => words::shortened(error, LONGEST_ERROR),
         TrialOutcome::ExitCode { exit_code } => format!("exit code {exit_code}"),
@@ -270,7 +274,11 @@ fn grid_of_faults(report: &FaultReport, columns: Columns) -> Grid {
             && case.call.is_none()
             && case.outcome != TrialOutcome::OutOfMemory
         {
-            format!(" after {}", error_of(&report.caller))
+            let after = match case.outcome {
+                TrialOutcome::EndedInHandler => "",
+                _ => " after",
+            };
+            format!("{after} {}", error_of(&report.caller))
         } else {
             String::new()
         };

@@ -447,3 +447,94 @@ fn no_public_types_share_a_name_except_the_listed() {
         "several public types have one of these names",
     );
 }
+
+/// How Python, PyTorch or another library gets a function to call.
+const WAYS_IN: [&str; 5] = [
+    r"\b(register|register_at_fork|register_after_fork|register_callback|addaudithook)\(",
+    r"\b(_lazy_call|CFUNCTYPE|Thread|Finalize|finalize|impl|setattr|settrace|setprofile)\(",
+    r"_attach_out_of_memory_observer\(",
+    r"\b(meta_path|path_hooks)\.\w+\(|\bsignal\.signal\(",
+    // Not the attributes of our own objects, and types of C functions.
+    r"^\s*[A-Za-z_][\w.]*\.\w+(, [A-Za-z_][\w.]*)* = ",
+];
+/// What these lines call or change is our own, or C code.
+const OF_OURS: [&str; 5] = [
+    r"^\s*(self|cls|original|kind|description|engine)\.\w+(, [\w.]+)* = ",
+    r"^\s*(recording|report|Numbers|_effects|_saved|_guard)\.\w+(, [\w.]+)* = ",
+    r"\.(argtypes|restype|_?harness_\w+)( = .*)? = |faulthandler\.register\(",
+    r"^\s*register\(|def register\(|pluginmanager\.register\(",
+    r"^def |^\s*(from|import) ",
+];
+/// Ways in of the package for Python, whose functions are guarded by themselves: `ci/pytest` fails
+/// each call of the observer.
+const OF_PACKAGE: [&str; 7] = [
+    "self.torch._C._cuda_attach_out_of_memory_observer(self.write)",
+    "torch.cuda._lazy_call(torch._harness_observer.start)",
+    "spec.loader.exec_module = load_and_observe",
+    "sys.meta_path.insert(0, AfterImport())",
+    "torch._C._cuda_attach_out_of_memory_observer(write)",
+    "os.register_at_fork(after_in_child=self.stop)",
+    "ipython._showtraceback = show_others",
+];
+
+/// Lines that install a function of ours in a program without the guard.
+fn unguarded(text: &str) -> Vec<&str> {
+    let [ways, ours] = [&WAYS_IN[..], &OF_OURS].map(|patterns| {
+        let pattern = |text: &&str| Regex::new(text).expect("the pattern is valid");
+        patterns.iter().map(pattern).collect::<Vec<_>>()
+    });
+    let is_in = |line: &&str| ways.iter().any(|way| way.is_match(line));
+    let is_ours = |line: &&str| ours.iter().any(|pattern| pattern.is_match(line));
+    text.lines()
+        .filter(|line| !line.contains("guard.") && is_in(line) && !is_ours(line))
+        .map(str::trim)
+        .collect()
+}
+
+#[test]
+fn each_function_of_ours_that_a_program_calls_is_guarded() {
+    let programs = root().join("harness/programs/exec/src");
+    let package = root().join("harness/cli/python/harness");
+    let folders = [programs.clone(), programs.join("engines"), package];
+    let mut found = Vec::new();
+    for path in folders.iter().flat_map(|folder| {
+        let entries = fs::read_dir(folder).expect("the folder is readable");
+        entries.map(|entry| entry.expect("the entry is readable").path())
+    }) {
+        if path.extension().is_some_and(|extension| extension == "py")
+            && !path.ends_with("guard.py")
+        {
+            let text = fs::read_to_string(&path).expect("the file is readable");
+            let lines = unguarded(&text).into_iter();
+            let lines = lines.filter(|line| !OF_PACKAGE.contains(line));
+            found.extend(lines.map(|line| format!("{}: {line}", path.display())));
+        }
+    }
+    assert!(
+        found.is_empty(),
+        "use harness/programs/exec/src/guard.py:\n{}",
+        found.join("\n")
+    );
+}
+
+#[test]
+fn a_function_that_is_installed_without_the_guard_is_found() {
+    for line in [
+        "atexit.register(write)",
+        "    module._lazy_call(begin)",
+        "torch._C._cuda_init = initialize",
+        "sys.meta_path.insert(0, finder)",
+        "    setattr(kind, name, note)",
+        "sys.exit = exit",
+        "hook = ctypes.CFUNCTYPE(ctypes.c_bool)(note)",
+    ] {
+        assert_eq!(unguarded(line).len(), 1, "{line}");
+    }
+    for line in [
+        "module._lazy_call(_guard.entry(begin))",
+        "self.kind = kind",
+        "library.f.argtypes = []",
+    ] {
+        assert!(unguarded(line).is_empty(), "{line}");
+    }
+}

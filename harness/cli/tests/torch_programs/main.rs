@@ -311,6 +311,13 @@ fn main() -> ExitCode {
         &python,
         error_of_values,
     ));
+    for (name, values) in [("small", "copies"), ("CPU", "cpu")] {
+        trials.push(of_python(
+            &format!("failing_hook.py: no failure of the hook reaches the program, {name} values"),
+            &python,
+            move |python: &Path| a_failing_hook(python, values),
+        ));
+    }
     trials.push(of_python(
         "a program that does not import torch has the reason for its missing figures",
         &python,
@@ -2310,6 +2317,30 @@ fn error_of_values(python: &Path) -> Result<(), Failed> {
         Ok(())
     } else {
         Err(format!("{again:?}\n{once:?}").into())
+    }
+}
+
+fn a_failing_hook(python: &Path, values: &str) -> Result<(), Failed> {
+    let run = |arguments: &[&str]| {
+        harness()
+            .args(["exec", "--values", values, "--"])
+            .arg(python)
+            .arg(folder().join("failing_hook.py"))
+            .args(arguments)
+            .output()
+    };
+    let (each, all) = (run(&[])?, run(&["end"])?);
+    let is_unchanged = each.status.success()
+        && each
+            .stdout
+            .starts_with(b"0 parts change what the program sees; at least ");
+    let text = String::from_utf8_lossy(&all.stderr);
+    let ends = all.status.code() == Some(3) && all.stdout == b"the program ends\n";
+    let is_noted = String::from_utf8_lossy(&each.stderr).contains("the hook of harness failed");
+    if is_unchanged && ends && is_noted && !text.contains("Traceback") {
+        Ok(())
+    } else {
+        Err(format!("{each:?}\n{all:?}").into())
     }
 }
 

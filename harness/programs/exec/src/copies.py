@@ -7,6 +7,8 @@ import os
 import stat
 import sys
 
+import harness_guard as guard
+
 _VARIABLE = "HARNESS_GPU_COPIES"
 _PARENT, _EARLY, _SOCKET = os.environ[_VARIABLE].split(":", 2)
 _HARNESS = int(_PARENT)
@@ -186,13 +188,12 @@ def offer_now(find_core, take_over):
 
 def offer_before_cuda(torch, find_core, take_over):
     """Makes torch offer copies before it initializes CUDA."""
-    initialize = getattr(getattr(torch, "_C", None), "_cuda_init", None)
-    if initialize is None:
+    if not hasattr(getattr(torch, "_C", None), "_cuda_init"):
         return
 
-    def offer_and_initialize():
-        torch._C._cuda_init = initialize
+    def offer_and_initialize(initialize):
+        put_back()
         offer_now(find_core, take_over)
         initialize()
 
-    torch._C._cuda_init = offer_and_initialize
+    put_back = guard.wrap(torch._C, "_cuda_init", offer_and_initialize)

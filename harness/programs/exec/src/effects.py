@@ -1,10 +1,11 @@
 # Watches what the processes of a program change outside of themselves, by Python's audit events. `harness exec` repeats no run with such an effect, and
 # makes no copies after one. Exempt is what a second run does not repeat, or repeats without harm: files that `tempfile` names, Python's compiled modules,
 # caches, devices, local sockets in the folder for temporary files, and the files of the run.
-import functools
 import os
 import stat
 import sys
+
+import harness_guard as guard
 
 _RUN = os.environ["HARNESS_GPU_RUN"]
 _WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC
@@ -145,7 +146,7 @@ def _note_without_variables(program):
     """Notes the line that starts a program without the variables of the run, so without the simulated GPU."""
     import json
 
-    frame, elsewhere = sys._getframe(2), (os.path.dirname(os.__file__) + os.sep, _RUN, "<frozen ")
+    frame, elsewhere = guard.caller(), (os.path.dirname(os.__file__) + os.sep, "<frozen ")
     while frame.f_back is not None and frame.f_code.co_filename.startswith(elsewhere):
         frame = frame.f_back
     place = (program, frame.f_code.co_filename, frame.f_lineno or 0)
@@ -212,36 +213,29 @@ def _watch(event, arguments, events=frozenset(_EVENTS)):
     global first, first_shared
     if event not in events:
         return
-    try:
-        if also:
-            also(event, arguments, sys._getframe(1))
-        if not _is_watching:
-            return
-        if event in _STARTS and not _has_variables(event, arguments) and _program(event, arguments) not in _HARMLESS:
-            _note_without_variables(_program(event, arguments))
+    caller = guard.caller()
+    if also:
+        also(event, arguments, caller)
+    if not _is_watching:
+        return
+    if event in _STARTS and not _has_variables(event, arguments) and _program(event, arguments) not in _HARMLESS:
+        _note_without_variables(_program(event, arguments))
+    if first:
+        return
+    if event in _SHARED:
+        first_shared = first_shared or _SHARED[event]
+        if event.startswith("tempfile."):
+            _temporary.add(os.path.abspath(os.fsdecode(arguments[0])))
+    elif caller is not None and caller.f_globals.get("__name__") == "tempfile":
+        # It tries to write into the folder, once.
+        if event == "open" and arguments[2] & os.O_EXCL:
+            _temporary.add(os.path.abspath(os.fsdecode(arguments[0])))
+    else:
+        first = _effect_of(event, arguments)
+        is_start = event in _STARTS and _program(event, arguments) not in _READERS
+        first_shared = first_shared or ("starts other programs" if is_start else first)
         if first:
-            return
-        if event in _SHARED:
-            first_shared = first_shared or _SHARED[event]
-            if event.startswith("tempfile."):
-                _temporary.add(os.path.abspath(os.fsdecode(arguments[0])))
-        elif sys._getframe(1).f_globals.get("__name__") == "tempfile":
-            # It tries to write into the folder, once.
-            if event == "open" and arguments[2] & os.O_EXCL:
-                _temporary.add(os.path.abspath(os.fsdecode(arguments[0])))
-        else:
-            first = _effect_of(event, arguments)
-            is_start = event in _STARTS and _program(event, arguments) not in _READERS
-            first_shared = first_shared or ("starts other programs" if is_start else first)
-            if first:
-                _write()
-    except Exception as error:
-        # An exception of the hook would make the program's call fail. One that a signal handler of the program raised meanwhile is the program's.
-        trace = error.__traceback__
-        while trace is not None:
-            if trace.tb_frame.f_globals.get("__name__") not in (__name__, "harness_saved", "os", "posixpath", "genericpath", "codecs"):
-                raise
-            trace = trace.tb_next
+            _write()
 
 
 def _write():
@@ -292,7 +286,7 @@ def shorten(path):
     _kept.append(method)
     python.PyCFunction_NewEx.argtypes = [ctypes.c_void_p, ctypes.py_object, ctypes.c_void_p]
     python.PyCFunction_NewEx.restype = ctypes.py_object
-    _hook.__setstate__((python.PyCFunction_NewEx(ctypes.addressof(method), _watch, None), (), {}, None))
+    _hook.__setstate__((python.PyCFunction_NewEx(ctypes.addressof(method), _hook.func, None), (), {}, None))
 
 
 def _announce(name, event):
@@ -301,15 +295,14 @@ def _announce(name, event):
     if original is None:
         return
 
-    @functools.wraps(original)
-    def announcing(*arguments, **named):
+    def announcing(original, *arguments, **named):
         event(arguments, named)
         return original(*arguments, **named)
 
-    if original in os.supports_dir_fd:
-        os.supports_dir_fd.add(announcing)
     for module in (os, sys.modules["posix"]):
-        setattr(module, name, announcing)
+        guard.wrap(module, name, announcing)
+    if original in os.supports_dir_fd:
+        os.supports_dir_fd.add(getattr(os, name))
 
 
 def _announce_all():
@@ -326,6 +319,4 @@ def _announce_all():
 
 
 _announce_all()
-# A hook stays forever. What it calls can change.
-_hook = functools.partial(_watch)
-sys.addaudithook(_hook)
+_hook = guard.on_events(_watch)

@@ -9,7 +9,6 @@
 # - Stacks of all threads are written for the simulated GPU when a collective waits long, and for `harness exec` when all ranks are idle. Each rank
 #   writes its number.
 # Finally it runs the sitecustomize that it hides. It only imports modules that Python has already loaded, and changes nothing in processes without torch.
-import atexit
 import os
 import sys
 
@@ -61,6 +60,8 @@ _SHARES_MEMORY = '"shared_memory":"none"' not in os.environ.get("HARNESS_GPU", '
 _IS_CPU = '"values":"cpu"' in os.environ.get("HARNESS_GPU", "")
 # Later places of reads of values are not noted.
 _MOST_PLACES_OF_READS = 256
+# Functions that run in each thread of Python and of RPC.
+_STARTS_OF_THREADS = ("_bootstrap_inner", "_run_function")
 # Seconds between two samples of the allocated bytes.
 _SAMPLE_EVERY = 0.005
 
@@ -115,9 +116,12 @@ def _remove_own_frames(snapshot):
     blocks = [block for segment in snapshot["segments"] for block in segment["blocks"]]
     for item in blocks + [event for trace in snapshot["device_traces"] for event in trace]:
         frames = item.get("frames") or []
+        # Ours also start threads.
+        start = next((index for index, frame in enumerate(frames) if frame["name"] in _STARTS_OF_THREADS), len(frames))
         own = [index for index, frame in enumerate(frames) if frame["filename"].startswith(here)]
         if own:
-            item["frames"] = frames[own[-1] + 1 :]
+            operation = max((index for index in own if index < start), default=-1)
+            item["frames"] = [frame for index, frame in enumerate(frames) if index > operation and index not in own]
 
 
 def _statistics(torch):
@@ -146,6 +150,8 @@ def _count_failures(by_device):
 # What is known of exceptions that the interpreter does not keep: of failed tests (`test`), handled while the program exits (`exit`), and of threads
 # (`thread`). Exceptions would keep memory of the GPU.
 _ends = {}
+# Set if the program exits with code 0 while it handles an out of memory error.
+_ended_in_handler = False
 
 
 def _behind(error):
@@ -214,64 +220,64 @@ def _note_end(kind, error, exits=None):
         pass  # An exception that cannot be printed.
 
 
+def _note_exit(status, error, exits):
+    """Notes the exception that the program handles when it exits."""
+    global _ended_in_handler
+    if status is None or isinstance(status, int) and status == 0:
+        _ended_in_handler = _is_by(_is_out_of_memory, error)
+    else:
+        _note_end("exit", error, exits)
+
+
 def _how_it_ended():
     return _ends.get("test") or _end(getattr(sys, "last_value", None)) or _ends.get("exit") or _ends.get("thread") or {}
 
 
 def _note_exits():
     """Notes the exception that is handled when `sys.exit` is called."""
-    end = sys.exit
 
-    def exit(status=None, /):
+    def note_and_exit(end, status=None, /):
         threading = sys.modules.get("threading")
         is_main = threading is None or threading.current_thread() is threading.main_thread()
-        if is_main and not (status is None or isinstance(status, int) and status == 0):
-            _note_end("exit", sys.exc_info()[1], sys._getframe().f_back)
+        if is_main:
+            _note_exit(status, sys.exc_info()[1], _guard.caller())
         end(status)
 
-    exit.__module__, exit.__qualname__, exit.__doc__ = end.__module__, end.__qualname__, end.__doc__
-    sys.exit = exit
+    _guard.wrap(sys, "exit", note_and_exit)
 
 
 def _note_errors_of_threads(module):
     """Notes errors of threads, which can make the program exit."""
-    earlier = module.excepthook
 
-    def excepthook(failed):
+    def excepthook(earlier, failed):
         _note_end("thread", failed.exc_value)
         earlier(failed)
 
-    module.excepthook = excepthook
+    _guard.wrap(module, "excepthook", excepthook)
 
 
 def _note_failed_tests(module):
     """Notes the exceptions of tests that pytest reports as failed."""
-    earlier = module.check_interactive_exception
 
-    def check_interactive_exception(call, report):
-        has_failed = earlier(call, report)
+    def note_failed(check, call, report):
+        has_failed = check(call, report)
         if has_failed:
             _note_end("test", call.excinfo.value)
         return has_failed
 
-    module.check_interactive_exception = check_interactive_exception
+    _guard.wrap(module, "check_interactive_exception", note_failed)
 
 
 def _note_failed_cases(module):
     """Notes the exceptions of tests that unittest reports as failed."""
-    import functools
 
-    def noting(add):
-        @functools.wraps(add)
-        def add_and_note(result, *given):
-            if given[-1] is not None:
-                _note_end("test", given[-1][1])
-            return add(result, *given)
-
-        return add_and_note
+    def note_and_add(add, result, *given):
+        if given[-1] is not None:
+            _note_end("test", given[-1][1])
+        return add(result, *given)
 
     for name in ("addError", "addFailure", "addSubTest"):
-        setattr(module.TestResult, name, noting(getattr(module.TestResult, name)))
+        _guard.wrap(module.TestResult, name, note_and_add)
 
 
 # The peaks of pinned memory, also those from before a reset.
@@ -326,19 +332,17 @@ def _note_resets(torch):
     """Keeps the peaks of the whole process if the program resets them."""
 
     def wrap(name):
-        reset = getattr(torch._C, name)
-
-        def keep_and_reset(*device):
+        def keep_and_reset(reset, *device):
             try:
                 if "HostMemory" in name:
                     _keep_host_peaks(torch)
                 else:
                     _keep_peaks(torch, *(device or [None]), "Accumulated" in name)
-            except Exception:
+            except RuntimeError:
                 pass  # Only the native allocator has statistics.
             return reset(*device)
 
-        setattr(torch._C, name, keep_and_reset)
+        _guard.wrap(torch._C, name, keep_and_reset)
 
     names = ("_cuda_resetPeakMemoryStats", "_cuda_resetAccumulatedMemoryStats", "_accelerator_resetPeakStats", "_accelerator_resetAccumulatedStats", "_cuda_resetPeakHostMemoryStats")
     for name in names:
@@ -361,6 +365,7 @@ def _write_statistics(torch, is_end=True):
     try:
         if is_end:
             found.update(_how_it_ended())
+            found["ended_in_handler"] = _ended_in_handler
         found["memory_stats"] = _statistics(torch)
         found["host_memory_stats"] = _host_statistics(torch)
     except Exception as error:
@@ -439,7 +444,7 @@ def _write_statistics_of_libraries(is_end=True, asks=True):
     with open("/proc/self/stat") as stat:
         found["started"] = int(stat.read().rpartition(")")[2].split()[19])
     found["statistics"] = "reported" if is_end else "at_least"
-    found.update(_how_it_ended() if is_end else {})
+    found.update({**_how_it_ended(), "ended_in_handler": _ended_in_handler} if is_end else {})
     _write("torch-%d.json" % os.getpid(), lambda path: _write_text(path, json.dumps(found)))
 
 
@@ -464,15 +469,14 @@ def _note_library(module):
     """Names a library, in case that the process is killed, and writes its statistics before its own exit handler, which closes its devices."""
     global _shows_handled_errors
 
-    # The program's import must succeed in any case.
+    _guard.at_exit(lambda: _without_space(_write_statistics_of_libraries))
+    _libraries.note_import(module)
+    if _shows_handled_errors is None:
+        _shows_handled_errors = _libraries.watch_handled_errors(_note_error_of_library)
     try:
-        _libraries.note_import(module)
-        if _shows_handled_errors is None:
-            _shows_handled_errors = _libraries.watch_handled_errors(_note_error_of_library)
         _write_statistics_of_libraries(is_end=False, asks=False)
-    except Exception:
-        pass
-    atexit.register(_without_space, _write_statistics_of_libraries)
+    except OSError:
+        pass  # A full disk.
     if _copies and "torch" not in sys.modules:
         _copies.offer_now(_core, _take_over)
 
@@ -528,18 +532,14 @@ def _memory_of_machine():
 
 def _with_memory_of_machine(psutil):
     """Makes psutil report the memory of the machine. On such machines, programs ask it in place of CUDA, which does not count cached files as free."""
-    import functools
 
-    measure = psutil.virtual_memory
-
-    @functools.wraps(measure)
-    def virtual_memory():
+    def virtual_memory(measure):
         measured, (free, total) = measure(), _memory_of_machine()
         used = total - free
         known = {"total": total, "available": free, "free": free, "used": used, "percent": round(100 * used / total, 1)}
         return measured._replace(**{name: known.get(name, 0) for name in measured._fields})
 
-    psutil.virtual_memory = virtual_memory
+    _guard.wrap(psutil, "virtual_memory", virtual_memory)
 
 
 def _without_space(write):
@@ -587,15 +587,11 @@ def _note_modules():
 
 def _write_at_abrupt_ends():
     """Makes processes that end by `os._exit`, as those that `multiprocessing` forks, or execute another program write statistics. Both skip `atexit`."""
-    import functools
 
     def wrap(name):
-        end = getattr(os, name)
-
-        @functools.wraps(end)
-        def write_and_end(*args, **kwargs):
-            if name == "_exit" and args and args[0] != 0:
-                _note_end("exit", sys.exc_info()[1], sys._getframe().f_back)
+        def write_and_end(end, *args, **kwargs):
+            if name == "_exit":
+                _note_exit(kwargs.get("status", *args[:1]), sys.exc_info()[1], _guard.caller())
             _note_modules()
             try:
                 torch = sys.modules.get("torch")
@@ -607,7 +603,7 @@ def _write_at_abrupt_ends():
                 pass  # A torch whose import has not finished.
             return end(*args, **kwargs)
 
-        setattr(os, name, write_and_end)
+        _guard.wrap(os, name, write_and_end)
 
     for name in ("_exit", "execv", "execve"):
         wrap(name)
@@ -621,10 +617,11 @@ def _note_ends_of_processes(util):
         if not isinstance(error, SystemExit):
             _note_end("exit", error)
 
-    os.register_at_fork(after_in_child=_ends.clear)
-    util.register_after_fork(_note_end, lambda _: util.Finalize(None, note, exitpriority=0))
+    begin = lambda _: util.Finalize(None, _guard.entry(note), exitpriority=0)
+    _guard.at_fork(_ends.clear)
+    util.register_after_fork(_note_end, _guard.entry(begin))
     # Spawned processes do not call that function.
-    util.Finalize(None, note, exitpriority=0)
+    begin(None)
 
 
 _files = {}  # Whether a file is outside torch's own packages, by its name.
@@ -699,11 +696,11 @@ def _append_error_place(kind, frames):
 def _note_errors(module):
     def attach():
         try:
-            sys.modules["torch"]._C._cuda_attach_out_of_memory_observer(_note_error)
-        except Exception:
+            sys.modules["torch"]._C._cuda_attach_out_of_memory_observer(_guard.entry(_note_error))
+        except RuntimeError:
             pass  # Only the native allocator has observers; with others the call stacks stay unknown.
 
-    module._lazy_call(attach)
+    _guard.when_cuda_begins(module, attach)
 
 
 def _note_failed_calls(module):
@@ -712,12 +709,12 @@ def _note_failed_calls(module):
     def begin():
         import ctypes
 
-        hook = ctypes.CFUNCTYPE(ctypes.c_bool)(lambda: _write_error_place("calls"))
+        hook = _guard.callback(lambda: _write_error_place("calls"))
         library = ctypes.CDLL(_core())
         library.harness_failures_hook(hook)
-        atexit.register(lambda: (library.harness_failures_hook(None), hook))
+        _guard.at_exit(lambda: (library.harness_failures_hook(None), hook))
 
-    module._lazy_call(begin)
+    _guard.when_cuda_begins(module, begin)
 
 
 def _place(frame):
@@ -740,56 +737,52 @@ def _note_reads(module):
         seen, lines, modules = set(), set(), {}
 
         def note():
-            try:
-                frame = sys._getframe(1)
-                if name_of_file == "reads" and _saved.is_saved(frame):
-                    return True
-                if name_of_file == "polls" and frame.f_code.co_name != "query" and "cupy" not in sys.modules:
-                    return False  # Torch asks for its pinned memory.
-                is_answered = name_of_file == "polls"
-                # The code of a frame and `id` take longer: Python raises audit events for them.
-                while frame is not None:
-                    name = frame.f_globals.get("__name__")
-                    if name not in modules:
-                        modules[name] = str(name).startswith("torch.")
-                    if not modules[name]:
-                        break
-                    frame = frame.f_back
+            frame = _guard.caller()
+            if name_of_file == "reads" and _saved.is_saved(frame):
+                return True
+            if name_of_file == "polls" and (frame is None or frame.f_code.co_name != "query") and "cupy" not in sys.modules:
+                return False  # Torch asks for its pinned memory.
+            is_answered = name_of_file == "polls"
+            # The code of a frame and `id` take longer: Python raises audit events for them.
+            while frame is not None:
+                name = frame.f_globals.get("__name__")
+                if name not in modules:
+                    modules[name] = str(name).startswith("torch.")
+                if not modules[name]:
+                    break
+                frame = frame.f_back
+            place = _place(frame)
+            if place not in seen:
+                main = threading.main_thread().ident
+                # Threads of torch that ask are none of the program.
+                stands_in = name_of_file == "reads" or threading.get_ident() == main
+                frame = _innermost(frame) or (_innermost(sys._current_frames().get(main)) if stands_in else None)
                 place = _place(frame)
-                if place not in seen:
-                    main = threading.main_thread().ident
-                    # Threads of torch that ask are none of the program.
-                    stands_in = name_of_file == "reads" or threading.get_ident() == main
-                    frame = _innermost(frame) or (_innermost(sys._current_frames().get(main)) if stands_in else None)
-                    place = _place(frame)
-                if frame is None or place in seen or len(seen) >= _MOST_PLACES_OF_READS:
-                    return is_answered
-                seen.add(place)
-                line = json.dumps(_frames(frame, 1)[0])
-                if line not in lines:
-                    lines.add(line)
-                    with open(os.path.join(_RUN, "%s-%d.jsonl" % (name_of_file, os.getpid())), "a") as file:
-                        file.write(line + "\n")
+            if frame is None or place in seen or len(seen) >= _MOST_PLACES_OF_READS:
                 return is_answered
-            except Exception:
-                pass  # The count of reads needs no line.
+            seen.add(place)
+            line = json.dumps(_frames(frame, 1)[0])
+            if line not in lines:
+                lines.add(line)
+                with open(os.path.join(_RUN, "%s-%d.jsonl" % (name_of_file, os.getpid())), "a") as file:
+                    file.write(line + "\n")
+            return is_answered
 
-        return ctypes.CFUNCTYPE(ctypes.c_bool)(note)
+        return _guard.callback(note)
 
     def begin():
         library = ctypes.CDLL(_core())
         for name, set_hook in (("reads", library.harness_reads_hook), ("polls", library.harness_polls_hook)):
             hook = noting(name)
             set_hook(hook)
-            atexit.register(lambda set_hook=set_hook, hook=hook: (set_hook(None), hook))
+            _guard.at_exit(lambda set_hook=set_hook, hook=hook: (set_hook(None), hook))
 
-    module._lazy_call(begin)
+    _guard.when_cuda_begins(module, begin)
 
 
 def _sample_allocated(module):
     """Samples the bytes that torch has allocated on each device and writes each change, with the number of work items submitted by then. On a real GPU
     work is not counted, so allocation attempts and frees are counted instead."""
-    import threading
     import time
 
     torch = sys.modules["torch"]
@@ -815,7 +808,7 @@ def _sample_allocated(module):
         except Exception:
             pass  # The program is ending, or its allocator has no statistics. Earlier samples are kept.
 
-    module._lazy_call(lambda: threading.Thread(target=sample, name="harness-samples", daemon=True).start())
+    _guard.when_cuda_begins(module, lambda: _guard.start_thread("harness-samples", sample))
 
 
 def _record_history(module):
@@ -837,15 +830,14 @@ def _record_history(module):
         # Only the call stacks of allocations: with those of frees, torch 2.11 breaks checkpointing that stops early.
         torch.cuda.memory._record_memory_history(context="alloc", stacks="python", max_entries=_MOST_EVENTS)
 
-    module._lazy_call(record)
-    earlier = threading.excepthook
+    _guard.when_cuda_begins(module, record)
 
-    def of_thread(failed):
+    def of_thread(earlier, failed):
         if issubclass(failed.exc_type, torch.OutOfMemoryError):
             _write_snapshot(torch)
         earlier(failed)
 
-    threading.excepthook = of_thread
+    _guard.wrap(threading, "excepthook", of_thread)
 
 
 def _record_history_of_streams(module):
@@ -857,60 +849,43 @@ def _record_history_of_streams(module):
     def follow():
         library, torch = ctypes.CDLL(_core()), sys.modules["torch"]
         memory = torch.cuda.memory
-        if not hasattr(library, "harness_history_hook"):
-            return  # The library of a real GPU, whose run is within that of a simulated one.
-        record, names = memory._record_memory_history, ("_record_memory_history", "_snapshot")
-        torchs = {name: getattr(memory, name) for name in names}
+        if not hasattr(library, "harness_history_hook") or not hasattr(torch._C, "_cuda_isHistoryEnabled"):
+            return  # The library of a real GPU, whose run is within that of a simulated one, or another version of torch.
+        record, put_back = memory._record_memory_history, []
 
         def end():
             library.harness_history_hook(None)
             _history.clear()
-            for name in names:
-                setattr(memory, name, torchs[name])
+            while put_back:
+                put_back.pop()()
 
-        def of_program(name):
-            def instead(*args, **kwargs):
-                end()
-                record(None)
-                return torchs[name](*args, **kwargs)
-
-            return instead
+        def of_program(original, *args, **kwargs):
+            end()
+            record(None)
+            return original(*args, **kwargs)
 
         def of_stream():
             try:
                 if not _history and not torch._C._cuda_isHistoryEnabled():
                     _history.append(end)
                     record(context=None, max_entries=_MOST_EVENTS)
-                    for name in names:
-                        setattr(memory, name, of_program(name))
-            except Exception:
+                    put_back.extend(_guard.wrap(memory, name, of_program) for name in ("_record_memory_history", "_snapshot"))
+            except RuntimeError:
                 pass  # Only the native allocator has a history.
             return False
 
-        torch._C._cuda_setMemoryFraction = _noting_fraction(torch._C._cuda_setMemoryFraction)
-        hook = ctypes.CFUNCTYPE(ctypes.c_bool)(of_stream)
+        _guard.wrap(torch._C, "_cuda_setMemoryFraction", _note_fraction)
+        hook = _guard.callback(of_stream)
         library.harness_history_hook(hook)
-        atexit.register(lambda: (library.harness_history_hook(None), hook))
+        _guard.at_exit(lambda: (library.harness_history_hook(None), hook))
 
-    def begin():
-        try:
-            follow()
-        except Exception:
-            pass  # A torch without one of these functions has no history.
-
-    module._lazy_call(begin)
+    _guard.when_cuda_begins(module, follow)
 
 
-def _noting_fraction(limit):
+def _note_fraction(limit, fraction, device):
     """Notes the fraction of a device to which the program limits its allocator. The history does not have it."""
-    import functools
-
-    @functools.wraps(limit)
-    def noting(fraction, device):
-        limit(fraction, device)
-        _fractions.add((device, fraction))
-
-    return noting
+    limit(fraction, device)
+    _fractions.add((device, fraction))
 
 
 def _write_waits(torch):
@@ -951,7 +926,7 @@ def _core():
 def _take_over():
     """Makes this copy of a process write into the folder of its own run."""
     global _RUN, _ATTEMPTS, _is_copy
-    _RUN = _ATTEMPTS = os.environ["HARNESS_GPU_RUN"]
+    _RUN = _ATTEMPTS = _guard.folder = os.environ["HARNESS_GPU_RUN"]
     _is_copy = True
     _follow_saved()
     _mark()
@@ -1000,29 +975,31 @@ def _begin(module):
         except Exception:
             pass  # Another version of torch.
 
-    module._lazy_call(begin)
+    _guard.when_cuda_begins(module, begin)
 
 
 def _with_cuda(module):
     _mark("torch")
     if not hasattr(module, "_lazy_call"):
         return
-    _begin(module)
+    steps = [_begin]
     if os.environ.get("HARNESS_GPU_SNAPSHOT"):
-        _record_history(module)
+        steps.append(_record_history)
     elif os.environ.get("HARNESS_GPU_HISTORY"):
-        _record_history_of_streams(module)
-    _note_errors(module)
+        steps.append(_record_history_of_streams)
+    steps.append(_note_errors)
     if os.environ.get("HARNESS_GPU_OOMS") and _ATTEMPTS == _RUN:
-        _note_failed_calls(module)
+        steps.append(_note_failed_calls)
     if os.environ.get("HARNESS_GPU_SAMPLES"):
-        _sample_allocated(module)
+        steps.append(_sample_allocated)
     if _IS_COPIES:
-        module._lazy_call(lambda: _effects.shorten(_core()))
-        _note_reads(module)
-        module._lazy_call(_compute_small_values)
+        steps.append(lambda module: _guard.when_cuda_begins(module, lambda: _effects.shorten(_core())))
+        steps.append(_note_reads)
+        steps.append(lambda module: _guard.when_cuda_begins(module, _compute_small_values))
     if _copies:
-        _copies.offer_before_cuda(sys.modules["torch"], _core, _take_over)
+        steps.append(lambda _: _copies.offer_before_cuda(sys.modules["torch"], _core, _take_over))
+    for step in steps:
+        _guard.entry(step)(module)
 
 
 def _compute_values(torch):
@@ -1047,7 +1024,7 @@ def _without_values_in_triton(module):
     """Benchmarks write a buffer of the size of the cache before each run, which takes the CPU longer than all else."""
     import torch
 
-    module.do_bench = torch._harness_without_values(module.do_bench)
+    _guard.replace(module, "do_bench", torch._harness_without_values(module.do_bench))
 
 
 def _without_values_in_inductor(module):
@@ -1055,7 +1032,7 @@ def _without_values_in_inductor(module):
 
     for kind in [kind for kind in vars(module).values() if isinstance(kind, type)]:
         for name in [name for name in vars(kind) if name.startswith("benchmark_gpu")]:
-            setattr(kind, name, torch._harness_without_values(getattr(kind, name)))
+            _guard.replace(kind, name, torch._harness_without_values(getattr(kind, name)))
 
 
 _is_copy = False
@@ -1099,14 +1076,11 @@ class NoKernels:
         return self
 
 
-class _EngineFinder:
+def _adapt_engine(name):
     """Adapts an inference engine to the simulated GPU, before its package is imported."""
-
-    def find_spec(self, name, path=None, target=None):
-        if name in _not_imported:
-            _not_imported.discard(name)
-            _adapt(_own_module(os.path.join("engines", name)))
-        return None
+    if name in _not_imported:
+        _not_imported.discard(name)
+        _adapt(_own_module(os.path.join("engines", name)))
 
 
 def _adapt(engine):
@@ -1131,8 +1105,7 @@ def _adapt(engine):
 
     engine.hook = _this
     for name, change in {**engine.MODULES, **(engine.MODULES_WITH_VALUES if _IS_CPU else {})}.items():
-        sys.meta_path.insert(0, _ModuleFinder(name, change_and_note(name, change)))
-
+        _guard.on_import(name, change_and_note(name, change))
 
 
 def _if_known(change):
@@ -1157,20 +1130,16 @@ _ENDS = {
 
 def _note_path(kind, name, is_written=lambda *args, **named: True):
     """Makes a function or method note the file that its first argument names, if it is not a buffer. Another version may lack it."""
-    import functools
-
-    write = getattr(kind, name, None)
-    if write is None:
+    if not hasattr(kind, name):
         return
 
-    @functools.wraps(write)
-    def note_and_write(*args, **named):
+    def note_and_write(write, *args, **named):
         path = next((value for value in (*args[:2], *map(named.get, ("filename", "file_name"))) if isinstance(value, (str, os.PathLike))), None)
         if path is not None and is_written(*args, **named):
             _effects.note_write(path)
         return write(*args, **named)
 
-    setattr(kind, name, note_and_write)
+    _guard.wrap(kind, name, note_and_write)
 
 
 def _note_files_of_torch(module):
@@ -1195,7 +1164,7 @@ def _note_traces_and_shared_files(module):
     _note_path(module.profiler, "_add_execution_trace_observer")
     _note_path(torch, "from_file", is_shared)
     _note_path(torch.UntypedStorage, "from_file", is_shared)
-    torch.UntypedStorage.from_file = staticmethod(torch.UntypedStorage.from_file)
+    _guard.replace(torch.UntypedStorage, "from_file", staticmethod(torch.UntypedStorage.from_file))
 
 
 def _note_stores(module):
@@ -1204,9 +1173,13 @@ def _note_stores(module):
 
 
 def _note_files_of_safetensors(module):
-    write, read = module.serialize_file, module.safe_open
+    read = module.safe_open
 
-    def note_and_write(*args, **kwargs):
+    def note_and_read(read, filename, *args, **kwargs):
+        _effects.note_read(filename)
+        return read(filename, *args, **kwargs)
+
+    def note_and_write(write, *args, **kwargs):
         filename = kwargs.get("filename", args[1] if len(args) > 1 else None)
         if filename is not None:
             _effects.note_write(filename)
@@ -1222,11 +1195,12 @@ def _note_files_of_safetensors(module):
     class safe_open(metaclass=Kind):
         __doc__ = read.__doc__
 
-        def __new__(cls, filename, *args, **kwargs):
-            _effects.note_read(filename)
-            return read(filename, *args, **kwargs)
+        def __new__(cls, *args, **kwargs):
+            return reading(*args, **kwargs)
 
-    module.serialize_file, module.safe_open = note_and_write, safe_open
+    reading = _guard.around(read, note_and_read)
+    _guard.wrap(module, "serialize_file", note_and_write)
+    _guard.replace(module, "safe_open", safe_open)
 
 
 _WRITERS = {
@@ -1278,12 +1252,8 @@ def _note_rank_of_launcher():
 
 def _note_ranks_of_program(module):
     """Notes the rank that a program passes to `init_process_group`, or has in its environment by then."""
-    import functools
 
-    earlier = module.init_process_group
-
-    @functools.wraps(earlier)
-    def init_process_group(*given, **named):
+    def init_process_group(earlier, *given, **named):
         def of_call(name, at, variable=None):
             value = named.get(name, given[at] if len(given) > at else None)
             return os.environ.get(variable, "") if variable and value in (None, -1) else value
@@ -1293,51 +1263,24 @@ def _note_ranks_of_program(module):
             _note_rank(rank, size, os.environ.get("MASTER_PORT", "") if address == "env://" else address.rpartition(":")[2])
         return earlier(*given, **named)
 
-    module.init_process_group = init_process_group
+    _guard.wrap(module, "init_process_group", init_process_group)
 
 
 def _copy_objects_alone(module):
     """Lets ranks that exchange objects copy only the bytes of each object to the host. Torch also copies the padding after it, which nothing computes, and
     drops it there."""
-    read = module._tensor_to_object
 
-    def _tensor_to_object(tensor, tensor_size, *rest, **named):
+    def read_alone(read, tensor, tensor_size, *rest, **named):
         size = int(tensor_size)
         return read(tensor[:size], size, *rest, **named)
 
-    module._tensor_to_object = _tensor_to_object
+    _guard.wrap(module, "_tensor_to_object", read_alone)
 
 
 def _change_ranks(module):
     _note_ranks_of_program(module)
     if _IS_COPIES:
         _if_known(_copy_objects_alone)(module)
-
-
-class _ModuleFinder:
-    """Finds one module through the other finders, and calls `then` after its execution."""
-
-    def __init__(self, module, then):
-        self.module = module
-        self.then = then
-
-    def find_spec(self, name, path=None, target=None):
-        if name != self.module:
-            return None
-        # A search does not always lead to an import, so this finder stays until the module is executed.
-        found = (finder.find_spec(name, path, target) for finder in sys.meta_path if finder is not self and hasattr(finder, "find_spec"))
-        spec = next((spec for spec in found if spec is not None), None)
-        if spec is not None and spec.loader is not None:
-            execute = spec.loader.exec_module
-
-            def execute_and_call(module):
-                if self in sys.meta_path:
-                    sys.meta_path.remove(self)
-                execute(module)
-                self.then(module)
-
-            spec.loader.exec_module = execute_and_call
-        return spec
 
 
 def _run_hidden_sitecustomize():
@@ -1353,49 +1296,54 @@ def _run_hidden_sitecustomize():
         sys.modules.setdefault("sitecustomize", this)
 
 
-# The hidden sitecustomize may be the hook of an outer `harness exec`: only the innermost hook acts.
-if _RUN and not hasattr(sys, "_harness_hook"):
-    sys._harness_hook = True
-    _require_library()
+def _begin_hook():
+    global _counters, _libraries, _effects, _saved, _copies
     _counters, _libraries = _own_module("counters"), _own_module("libraries")
     _mark()
-    os.register_at_fork(after_in_child=_mark)
-    os.register_at_fork(after_in_child=_forget_libraries)
-    os.register_at_fork(after_in_child=_host_peaks.clear)
-    atexit.register(_without_space, _at_exit)
-    atexit.register(_note_modules)
+    for function in (_mark, _forget_libraries, _host_peaks.clear):
+        _guard.at_fork(function)
+    _guard.at_exit(lambda: _without_space(_at_exit))
+    _guard.at_exit(_note_modules)
     _write_at_abrupt_ends()
     _note_exits()
     for name, change in _ENDS.items():
         if name in sys.modules:
             change(sys.modules[name])
         else:
-            sys.meta_path.insert(0, _ModuleFinder(name, change))
+            _guard.on_import(name, change)
     has_devices = '"devices":1,' not in os.environ.get("HARNESS_GPU", '"devices":1,')
     if has_devices or _SHARES_MEMORY:
         _write_stacks_on_signal()
-        os.register_at_fork(after_in_child=_write_stacks_on_signal)
+        _guard.at_fork(_write_stacks_on_signal)
     if _SHARES_MEMORY:
-        sys.meta_path.insert(0, _ModuleFinder("psutil", _with_memory_of_machine))
+        _guard.on_import("psutil", _with_memory_of_machine)
     if has_devices:
         _note_rank_of_launcher()
-        sys.meta_path.insert(0, _ModuleFinder("torch.distributed.distributed_c10d", _change_ranks))
+        _guard.on_import("torch.distributed.distributed_c10d", _change_ranks)
     if _IS_COPIES or os.environ.get("HARNESS_GPU_COPIES"):
         _effects, _saved = _own_module("effects"), _own_module("saved")
         _follow_saved()
         for name, change in _WRITERS.items():
-            sys.meta_path.insert(0, _ModuleFinder(name, _if_known(change)))
+            _guard.on_import(name, _if_known(change))
     for library in _libraries.LIBRARIES:
-        sys.meta_path.insert(0, _ModuleFinder(library.MODULE, _note_library))
+        _guard.on_import(library.MODULE, _note_library)
     _copies = _own_module("copies") if os.environ.get("HARNESS_GPU_COPIES") else None
-    sys.meta_path.insert(0, _ModuleFinder("torch.cuda", _with_cuda))
+    _guard.on_import("torch.cuda", _with_cuda)
     if "HARNESS_GPU" in os.environ:
-        sys.meta_path.insert(0, _ModuleFinder("jax._src.hardware_utils", _libraries.with_device_files))
+        _guard.on_import("jax._src.hardware_utils", _libraries.with_device_files)
         for name in _libraries.RUNTIME_BINDINGS:
-            sys.meta_path.insert(0, _ModuleFinder(name, _if_known(_libraries.with_simulated_runtime)))
-        sys.meta_path.insert(0, _EngineFinder())
+            _guard.on_import(name, _if_known(_libraries.with_simulated_runtime))
+        _guard.before_import(_adapt_engine)
     if _IS_CPU:
-        sys.meta_path.insert(0, _ModuleFinder("torch", _compute_values))
-        sys.meta_path.insert(0, _ModuleFinder("triton.testing", _without_values_in_triton))
-        sys.meta_path.insert(0, _ModuleFinder("torch._inductor.runtime.benchmarking", _without_values_in_inductor))
+        _guard.on_import("torch", _compute_values)
+        _guard.on_import("triton.testing", _without_values_in_triton)
+        _guard.on_import("torch._inductor.runtime.benchmarking", _without_values_in_inductor)
+
+
+# The hidden sitecustomize may be the hook of an outer `harness exec`: only the innermost hook acts.
+if _RUN and not hasattr(sys, "_harness_hook"):
+    sys._harness_hook = True
+    _require_library()
+    _guard = _own_module("guard")
+    _guard.entry(_begin_hook)()
 _run_hidden_sitecustomize()

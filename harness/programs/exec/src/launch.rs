@@ -42,10 +42,11 @@ const ENGINES: [(&str, &str); 4] = [
     ("sglang.py", include_str!("engines/sglang.py")),
     ("vllm.py", include_str!("engines/vllm.py")),
 ];
-/// What the hook always imports: the counters of a process, and what it knows of libraries other
-/// than torch.
-const MODULES: [(&str, &str); 2] = [
+/// What the hook always imports: the counters of a process, the guard of its functions, and what it
+/// knows of libraries other than torch.
+const MODULES: [(&str, &str); 3] = [
     ("counters.py", include_str!("counters.py")),
+    ("guard.py", include_str!("guard.py")),
     ("libraries.py", include_str!("libraries.py")),
 ];
 /// Imported by the hook if values are computed.

@@ -4,6 +4,8 @@
 import os
 import sys
 
+import harness_guard as guard
+
 _ALLOCATED, _RESERVED = "allocated_bytes.all", "reserved_bytes.all"
 
 
@@ -199,14 +201,14 @@ def watch_handled_errors(then):
         return False
     monitoring.use_tool_id(free[0], "harness")
     handled = monitoring.events.EXCEPTION_HANDLED
-    monitoring.register_callback(free[0], handled, lambda code, offset, error: then(error, sys._getframe(1)))
+    monitoring.register_callback(free[0], handled, guard.entry(lambda code, offset, error: then(error, guard.caller())))
     monitoring.set_events(free[0], handled)
     return True
 
 
 def with_device_files(module):
     """JAX opens the GPU only if one of these files exists. The simulated GPU has none."""
-    module.has_visible_nvidia_gpu = lambda: True
+    guard.wrap(module, "has_visible_nvidia_gpu", lambda look: True)
 
 
 # The modules of cuda.bindings with the C functions of the runtime, which their `__pyx_capi__` exports: before and since version 13.5.

@@ -56,6 +56,9 @@ pub struct Record {
     /// simulated GPU, and where.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub without_variables: Vec<StartedProgram>,
+    /// Where code of ours failed within a process of Python, which went on as without it.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub own_errors: Vec<OwnError>,
     /// The first effect of a process outside of the program, such as `writes log.txt`. A second
     /// run would repeat it.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -63,6 +66,20 @@ pub struct Record {
     /// `true` if the program is Python with the hook, not a shell whose effects are unknown.
     #[serde(skip)]
     pub is_watched: bool,
+}
+
+/// An exception of our own code in a process of Python. It never reaches the program.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+pub struct OwnError {
+    pub error: String,
+    #[serde(flatten)]
+    pub at: ErrorFrame,
+}
+
+impl fmt::Display for OwnError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} at {}", self.error, self.at.short())
+    }
 }
 
 /// A program that a process of Python started.
@@ -495,6 +512,8 @@ impl Record {
             .iter()
             .flat_map(|(_, path)| read_lines(path))
             .collect();
+        let own_errors = numbered(run, OWN_ERRORS, ".jsonl")?;
+        let own_errors = own_errors.iter().flat_map(|(_, path)| read_lines(path));
         add_statistics(run, &mut processes)?;
         let peak_held = match Ledger::open(&own_ledger(run)) {
             Ok(ledger) => (0..devices).map(|device| ledger.peak(device).0).collect(),
@@ -528,6 +547,7 @@ impl Record {
             outlived: outlived::read(run)?,
             processes,
             without_variables,
+            own_errors: own_errors.collect(),
             effect: first_text(run, EFFECT)?,
             is_watched,
         })
@@ -636,6 +656,8 @@ impl Process {
 const EFFECT: &str = "effect-";
 /// The same of files with the programs that a process started without the variables of the run.
 const WITHOUT_VARIABLES: &str = "without-variables-";
+/// The same of files with exceptions of the hook itself.
+const OWN_ERRORS: &str = "own-errors-";
 
 impl DeviceRecord {
     fn new(index: usize, counters: &DeviceCounters) -> Self {

@@ -1,8 +1,8 @@
 # Describes the operations of PyTorch whose results on small tensors the library computes, although kernels are no-ops: see torch_kernel/small.rs.
 import ctypes
 import re
-import threading
 
+import harness_guard as guard
 import harness_torch_kernel as torch_kernel
 import torch
 from torch import library as torch_library
@@ -274,7 +274,5 @@ def begin(path):
         missing[:] = [] if computed and is_unboxed else ["the short way to values of small tensors"] if computed else missing
 
     # PyTorch may begin with the GPU inside of an operation, whose settings a new thread does not have.
-    thread = threading.Thread(target=compute)
-    thread.start()
-    thread.join()
+    guard.start_thread("harness-small-values", compute).join()
     return missing

@@ -8,7 +8,8 @@ use harness_gpu_settings::settings::{
 };
 use harness_gpu_settings::{latency::Latency, limits::Limits};
 
-use crate::record::{DeviceRecord, FailedCalls, HostAhead, Process, Record, StartedProgram};
+use crate::record::StartedProgram;
+use crate::record::{DeviceRecord, FailedCalls, HostAhead, OwnError, Process, Record};
 use crate::torch_record::{InferenceEngine, OtherLibrary, PEAK_ALLOCATED, Statistics, TorchRecord};
 use crate::{doubts::Doubt, machine::Machine, process::cause_of, torch};
 
@@ -28,6 +29,7 @@ fn simulated(record: &Record, settings: &Settings) -> String {
     text += &of_processes(record, settings.devices > 1);
     text += &without_requests(record);
     text += &without_variables(record);
+    text += &own_errors(record);
     if record.used().count() > 1 {
         let unless = record.used().map(|process| record.unless(process));
         let unless = unless.max().unwrap_or_default();
@@ -204,6 +206,7 @@ fn limited(record: &Record, name: &str, limits: &Limits) -> String {
         let _ = writeln!(text, "no process used {}", record.gpu);
     }
     text += &of_processes(record, false);
+    text += &own_errors(record);
     text += &outlived(record);
     text += &how_it_ended(record);
     text += &slow_calls(record, &limits.latencies);
@@ -284,7 +287,7 @@ fn without_requests(record: &Record) -> String {
                 format!("{function} was the first call that failed, with error {error}")
             }
             (None, [FailedCalls { call, .. }, ..]) => format!("{call} failed"),
-            (None, []) => return None,
+            (None, []) => format!("{} is not modelled", process.not_modelled.first()?),
         };
         Some(format!(
             ": {failed} in `{program}`; a library may have fallen back to the CPU"
@@ -312,6 +315,22 @@ fn without_variables(record: &Record) -> String {
         "started without the variables of the run, so without the simulated GPU: {}; pass them \
          on, as in `env={{**os.environ, ...}}`\n",
         first_of(&started)
+    )
+}
+
+/// Names the failures of our own code.
+fn own_errors(record: &Record) -> String {
+    let mut errors = record.own_errors.clone();
+    errors.sort_unstable();
+    errors.dedup();
+    if errors.is_empty() {
+        return String::new();
+    }
+    let errors: Vec<String> = errors.iter().map(OwnError::to_string).collect();
+    format!(
+        "the hook of harness failed within the program, which went on as without it: {}; what it \
+         would have noted there is missing, so please report this\n",
+        first_of(&errors)
     )
 }
 

@@ -3,6 +3,7 @@ import ctypes
 import functools
 import operator
 
+import harness_guard as guard
 import torch
 from torch import library as torch_library
 
@@ -41,7 +42,7 @@ def prepare(library, keys_of_python):
     probe = torch_library.Library("harness", "DEF")
     probe.define("probe(Tensor a, float b, int c, bool d, Tensor[] e, Device f, int[] g, Scalar[] h, str i, bool[] j) -> Tensor")
     for key in ("CPU", "CUDA", keys_of_python[0]):
-        probe.impl("probe", lambda *arguments: arguments[0], key)
+        probe.impl("probe", guard.entry(lambda *arguments: arguments[0]), key)
     if library.harness_values_probe((ctypes.c_uint64 * len(found))(*found), b"harness::probe"):
         torch.ops.harness.probe(tensor, 1.5, 7, True, [tensor], torch.device("cuda:1"), [8, 9], [2.5, 10], "text", [True, False])
     return probe

@@ -31,6 +31,9 @@ pub struct TorchRecord {
     /// `true` if the program exited while it handled the exception that ended the process.
     #[serde(default)]
     pub caught: bool,
+    /// `true` if the program exited with code 0 while it handled an out of memory error.
+    #[serde(default)]
+    pub ended_in_handler: bool,
     /// `true` if the error of a library that could not create a handle, a plan or a module ended
     /// the process.
     #[serde(default)]
@@ -238,6 +241,7 @@ impl TorchRecord {
             started: 0,
             ended_out_of_memory: false,
             caught: false,
+            ended_in_handler: false,
             ended_by_library: false,
             error: None,
             memory_stats: BTreeMap::new(),

@@ -33,6 +33,7 @@ fn run() -> (Record, Machine, Vec<ProgramTimeline>) {
         ended_out_of_memory: true,
         ended_by_library: false,
         caught: false,
+        ended_in_handler: false,
         memory_stats: serde_json::from_value(
             serde_json::json!({"0": {"allocated_bytes.all.peak": 300 << 20, "num_ooms": 1,
                 "num_alloc_retries": 1}}),
@@ -97,6 +98,7 @@ fn run() -> (Record, Machine, Vec<ProgramTimeline>) {
         host_ahead: None,
         machine_memory: None,
         without_variables: Vec::new(),
+        own_errors: Vec::new(),
         effect: None,
         is_watched: true,
         peak_held: vec![400 << 20],

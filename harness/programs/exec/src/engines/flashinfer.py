@@ -1,4 +1,5 @@
 # What FlashInfer needs on a simulated GPU.
+import harness_guard as guard
 
 NAME, DISTRIBUTION = "FlashInfer", "flashinfer-python"
 # The first and the last version with which `ci/engines` passed.
@@ -9,9 +10,8 @@ hook = None
 
 def without_nvcc(module):
     """Replaces code that FlashInfer cannot compile, because there is no nvcc."""
-    build = module.JitSpec.build_and_load
 
-    def build_or_replace(spec, *args, **kwargs):
+    def build_or_replace(build, spec, *args, **kwargs):
         try:
             return build(spec, *args, **kwargs)
         except RuntimeError as error:
@@ -19,7 +19,7 @@ def without_nvcc(module):
                 raise
             return hook.NoKernels()
 
-    module.JitSpec.build_and_load = build_or_replace
+    guard.wrap(module.JitSpec, "build_and_load", build_or_replace)
 
 
 # The modules to change after their execution, and those to change with `--values cpu`.

@@ -2,6 +2,8 @@
 import os
 import sys
 
+import harness_guard as guard
+
 NAME, DISTRIBUTION = "SGLang", "sglang"
 # The first and the last version with which `ci/engines` passed.
 TESTED = ("0.5.23", "0.5.23")
@@ -12,9 +14,8 @@ this = sys.modules[__name__]
 
 def note_memory_of_worker(module):
     """Notes how SGLang divides the memory, when a worker has captured its graphs."""
-    capture = module.ModelRunner.init_cuda_graphs
 
-    def capture_and_note(runner, *args, **kwargs):
+    def capture_and_note(capture, runner, *args, **kwargs):
         capture(runner, *args, **kwargs)
         try:
             free, memory = sys.modules["torch"].cuda.mem_get_info()
@@ -38,18 +39,18 @@ def note_memory_of_worker(module):
         except AttributeError:
             hook.note_unchanged(this, "the division of the memory")
 
-    module.ModelRunner.init_cuda_graphs = capture_and_note
+    guard.wrap(module.ModelRunner, "init_cuda_graphs", capture_and_note)
 
 
 def without_nvcc(module):
     """Replaces code that SGLang cannot compile, because there is no nvcc."""
     if not os.path.exists(module.toolchain.device_compiler_path()):
-        module.load_jit = lambda *args, **kwargs: hook.NoKernels()
+        guard.wrap(module, "load_jit", lambda load, *args, **kwargs: hook.NoKernels())
 
 
 def with_computed_copies(module):
     """Makes SGLang copy with PyTorch's operations, which the CPU computes, instead of its own kernel. Neither allocates memory."""
-    module.try_small_copy = lambda destinations, sources: False
+    guard.wrap(module, "try_small_copy", lambda copy, destinations, sources: False)
 
 
 # The modules to change after their execution, and those to change with `--values cpu`.

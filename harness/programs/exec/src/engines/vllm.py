@@ -1,6 +1,8 @@
 # What vLLM needs on a simulated GPU.
 import sys
 
+import harness_guard as guard
+
 NAME, DISTRIBUTION = "vLLM", "vllm"
 # The first and the last version with which `ci/engines` passed.
 TESTED = ("0.33.0", "0.33.0")
@@ -12,9 +14,8 @@ this = sys.modules[__name__]
 def count_sampled(module):
     """Makes vLLM's second model runner count sampled tokens on the host. It counts them in a kernel, and requests that sample no token never end.
     A request samples one token in each step, except in the steps before the last of its prompt."""
-    sample, read_back = module.GPUModelRunner.sample, module.AsyncOutput.__init__
 
-    def sample_and_count(runner, hidden_states, batch, *others):
+    def sample_and_count(sample, runner, hidden_states, batch, *others):
         result = sample(runner, hidden_states, batch, *others)
         try:
             result[1].harness_counts = batch.num_computed_prefill_tokens_np + batch.num_scheduled_tokens >= batch.prefill_len_np
@@ -22,23 +23,22 @@ def count_sampled(module):
             hook.note_unchanged(this, "the count of sampled tokens")
         return result
 
-    def write_and_read_back(output, *args, **kwargs):
+    def write_and_read_back(read_back, output, *args, **kwargs):
         counts = kwargs.get("num_sampled_tokens")
         if hasattr(counts, "harness_counts"):
             counts.copy_(sys.modules["torch"].from_numpy(counts.harness_counts))
         read_back(output, *args, **kwargs)
 
-    module.GPUModelRunner.sample, module.AsyncOutput.__init__ = sample_and_count, write_and_read_back
+    guard.wrap(module.GPUModelRunner, "sample", sample_and_count)
+    guard.wrap(module.AsyncOutput, "__init__", write_and_read_back)
 
 
 def note_memory_of_worker(module):
     """Notes how vLLM divides the memory, when a worker is ready."""
-    warm_up = module.Worker.compile_or_warm_up_model
 
-    def warm_up_and_note(worker):
+    def warm_up_and_note(warm_up, worker):
         graphs = []
-        capture = worker.model_runner.capture_model
-        worker.model_runner.capture_model = lambda: graphs.append(capture()) or graphs[0]
+        guard.wrap(worker.model_runner, "capture_model", lambda capture: graphs.append(capture()) or graphs[0])
         result = warm_up(worker)
         try:
             cache = worker.cache_config
@@ -63,7 +63,7 @@ def note_memory_of_worker(module):
                 hook.note_unchanged(this, "the division of the memory (no %s)" % error.name)
         return result
 
-    module.Worker.compile_or_warm_up_model = warm_up_and_note
+    guard.wrap(module.Worker, "compile_or_warm_up_model", warm_up_and_note)
 
 
 # The modules to change after their execution, and those to change with `--values cpu`.

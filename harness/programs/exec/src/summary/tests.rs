@@ -28,6 +28,7 @@ fn process(pid: u32, rank: Option<&str>) -> Process {
             ended_out_of_memory: true,
             ended_by_library: false,
             caught: false,
+            ended_in_handler: false,
             memory_stats: serde_json::from_value(stats).unwrap(),
             statistics: Statistics::Reported,
             resets: 0,
@@ -81,6 +82,7 @@ fn record(processes: Vec<Process>) -> (Record, Settings) {
             host_ahead: None,
             machine_memory: None,
             without_variables: Vec::new(),
+            own_errors: Vec::new(),
             effect: None,
             is_watched: true,
             processes,
@@ -608,6 +610,12 @@ fn a_process_that_requests_no_memory_is_shown_with_its_first_failed_call() {
     });
     let is_right = shown.contains("cudaHostAlloc: 1 failed\n") && !shown.contains(called);
     assert!(is_right, "{shown}");
+    let shown = text(Process {
+        not_modelled: vec!["cuGetExportTable".to_owned()],
+        ..refused.clone()
+    });
+    let why = format!("{called}: cuGetExportTable is not modelled in `python3.11`");
+    assert!(shown.contains(&why), "{shown}");
     let shown = text(refused);
     assert!(
         shown.contains(&format!("{called}, and no call failed\n")),

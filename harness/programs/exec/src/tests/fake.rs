@@ -58,6 +58,7 @@ pub(crate) fn ended_well(sizes: &[u64]) -> Observed {
         hang: None,
         ended_out_of_memory: false,
         caught_out_of_memory: false,
+        ended_in_handler: false,
         ended_by_library: false,
         error: None,
         is_end_unknown: false,

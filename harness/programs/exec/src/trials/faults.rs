@@ -161,8 +161,8 @@ pub struct FaultCase {
     /// The call stack of the OutOfMemoryError, or of the failed call of a library, without
     /// PyTorch's own frames, innermost first. Empty if there was no error or its stack is unknown.
     pub stack: Vec<ErrorFrame>,
-    /// `true` if the exit code is not 0, and an OutOfMemoryError and nothing else ended the
-    /// program, or it exited after it caught one. After a failed call of a library, the library's
+    /// `true` if an OutOfMemoryError and nothing else ended the program, or it exited after it
+    /// caught one. After a failed call of a library, the library's
     /// error replaces the OutOfMemoryError.
     pub is_clean_end: bool,
     /// Bytes allocated at the end, minus those of the first run, or of the nearer one of two runs
@@ -194,6 +194,8 @@ pub enum TrialOutcome {
     Recovered,
     /// The run ended like the first one without an error: the retry succeeded.
     ServedByRetry,
+    /// With exit code 0, in the handler of the error. What comes after it did not run.
+    EndedInHandler,
     /// With an uncaught OutOfMemoryError.
     OutOfMemory,
     /// With another exception, whose last line it is.
@@ -578,7 +580,7 @@ impl<'a> Clean<'a> {
         let bearable = at_end.map_or(MORE, |[_, most]| Bytes(most.0 / 100).max(MORE));
         let outcome = outcome(fault, first, run);
         let is_clean_end = match outcome {
-            TrialOutcome::OutOfMemory => true,
+            TrialOutcome::OutOfMemory | TrialOutcome::EndedInHandler => true,
             TrialOutcome::ExitCode { .. } if run.ended_out_of_memory => true,
             TrialOutcome::OtherError { .. } => is_of_library && run.ended_by_library,
             // Shells pass on a signal as 128 + n.
@@ -668,6 +670,9 @@ fn outcome(fault: &Fault, first: &Observed, run: &Observed) -> TrialOutcome {
     }
     match end {
         End::Signal(signal) => TrialOutcome::Signal { signal },
+        End::Code(0) if run.ended_in_handler && !first.ended_in_handler => {
+            TrialOutcome::EndedInHandler
+        }
         // Nothing retries a call of a library, or a program's own call, so the program did.
         End::Code(_)
             if run.ending == first.ending

@@ -79,6 +79,8 @@ pub struct Observed {
     pub ended_out_of_memory: bool,
     /// `true` if such a process exited while it handled the error.
     pub caught_out_of_memory: bool,
+    /// `true` if the first process exited with code 0 while it handled an out of memory error.
+    pub ended_in_handler: bool,
     /// `true` if the error of a library that could not create a handle, a plan or a module ended a
     /// process.
     pub ended_by_library: bool,
@@ -196,6 +198,9 @@ impl Observed {
             hang: record.hang.clone(),
             ended_out_of_memory: torches().any(|torch| torch.ended_out_of_memory),
             caught_out_of_memory: torches().any(|torch| torch.ended_out_of_memory && torch.caught),
+            ended_in_handler: torches()
+                .min_by_key(|torch| torch.started)
+                .is_some_and(|torch| torch.ended_in_handler),
             ended_by_library: torches().any(|torch| torch.ended_by_library),
             error: error(record),
             is_end_unknown: processes.len() > 1

@@ -35,6 +35,21 @@ fn a_program_that_exits_while_it_handles_the_error_ends_with_its_exit_code() {
     assert!(report.cases.iter().all(|case| case.is_clean_end));
 }
 
+#[test]
+fn a_program_that_exits_with_code_0_in_the_handler_of_the_error_has_not_recovered() {
+    let run = Observed {
+        ended_in_handler: true,
+        ..code(0)
+    };
+    assert_eq!(of(&run), TrialOutcome::EndedInHandler);
+    assert_eq!(of(&code(0)), TrialOutcome::Recovered);
+    let report = reports(Which::All, true, |_| Some(run.clone()));
+    for case in &report.cases {
+        assert!(!case.meets(RecoveryExpectation::Recovers));
+        assert!(case.meets(RecoveryExpectation::EndsCleanly));
+    }
+}
+
 fn of(run: &Observed) -> TrialOutcome {
     outcome(&"any:2:2".parse().unwrap(), &ended_well(&[2, 20]), run)
 }

@@ -1,0 +1,238 @@
+# The only way in which code of ours enters a program. Whatever Python, PyTorch, another library or the program calls of it goes through `entry`, `around`
+# or a function below that uses them.
+# - An exception of ours ends here. The folder of the run gets its place once, and the program's call goes on as without us.
+# - Exceptions of a function that one of ours wraps pass unchanged, and so do those of the program's signal handlers, which may run within ours.
+import functools
+import os
+import sys
+
+_HERE = os.path.dirname(os.path.abspath(__file__)) + os.sep
+# Later places of exceptions of ours are not noted.
+_MOST_PLACES = 16
+_noted = set()
+# The folder of the run.
+folder = os.environ.get("HARNESS_GPU_RUN")
+
+
+def caller():
+    """The innermost frame of the program; None if no Python code called ours."""
+    frame = sys._getframe(1)
+    while frame is not None and frame.f_code.co_filename.startswith(_HERE):
+        frame = frame.f_back
+    return frame
+
+
+def _codes_of_handlers():
+    """The code of the program's signal handlers."""
+    import signal
+
+    for number in signal.valid_signals():
+        handler = signal.getsignal(number)
+        while isinstance(handler, functools.partial):
+            handler = handler.func
+        handler = handler if hasattr(handler, "__code__") or hasattr(handler, "__func__") else getattr(type(handler), "__call__", None)
+        yield getattr(getattr(handler, "__func__", handler), "__code__", None)
+
+
+def _is_of_program(error):
+    """Whether a signal handler of the program raised an exception, while code of ours ran."""
+    handlers, trace = set(_codes_of_handlers()) - {None}, error.__traceback__
+    while trace is not None and trace.tb_frame.f_code not in handlers:
+        trace = trace.tb_next
+    return trace is not None
+
+
+def note(error):
+    """Notes where code of ours has failed."""
+    import json
+
+    trace, own = error.__traceback__, None
+    while trace is not None:
+        code = trace.tb_frame.f_code
+        own = trace if code.co_filename.startswith(_HERE) and code.co_filename != note.__code__.co_filename else own
+        trace = trace.tb_next
+    if own is None:
+        return
+    code = own.tb_frame.f_code
+    place = os.path.basename(code.co_filename), own.tb_lineno, code.co_name, type(error).__name__
+    if place in _noted or len(_noted) >= _MOST_PLACES:
+        return
+    _noted.add(place)
+    with open(os.path.join(folder, "own-errors-%d.jsonl" % os.getpid()), "a") as file:
+        file.write(json.dumps({"error": place[3], "file": place[0], "line": place[1], "name": place[2]}) + "\n")
+
+
+def _ends(error):
+    """Returns whether an exception ends here. Exceptions that no code of ours raises, such as KeyboardInterrupt, do not."""
+    if not isinstance(error, Exception):
+        return False
+    try:
+        if _is_of_program(error):
+            return False
+        note(error)
+    except Exception:
+        pass  # A full disk, the limit of recursions, or the end of the interpreter.
+    return True
+
+
+def entry(function, otherwise=None):
+    """Returns a function that calls ours, and returns `otherwise` if that fails."""
+    ends = _ends  # At the interpreter's end this module's names become None.
+
+    @functools.wraps(function)
+    def guarded(*args, **kwargs):
+        try:
+            return function(*args, **kwargs)
+        except BaseException as error:
+            if not ends(error):
+                raise
+        return otherwise
+
+    return guarded
+
+
+class _Original:
+    """The function that one of ours wraps, during one call."""
+
+    __slots__ = "function", "is_called", "result", "error", "trace"
+
+    def __init__(self, function):
+        self.function, self.is_called = function, False
+        self.result = self.error = self.trace = None
+
+    def __call__(self, *args, **kwargs):
+        self.is_called, self.error = True, None
+        try:
+            self.result = self.function(*args, **kwargs)
+        except BaseException as error:
+            self.pass_on(error, error.__traceback__.tb_next)
+            raise
+        return self.result
+
+    def pass_on(self, error, trace=None):
+        """Lets an exception reach the program."""
+        self.error, self.trace = error, trace
+
+
+def around(function, ours):
+    """Returns a function that calls ours with the wrapped one and the program's arguments. If ours fails, the program gets what the wrapped one returned or
+    raised; if ours had not called it yet, it is called then."""
+    ends = _ends
+
+    @functools.wraps(function)
+    def guarded(*args, **kwargs):
+        original = _Original(function)
+        try:
+            try:
+                return ours(original, *args, **kwargs)
+            except BaseException as error:
+                if error is original.error:
+                    # Without frames of ours.
+                    error.__traceback__ = original.trace
+                    raise
+                if not ends(error):
+                    raise
+            try:
+                if original.error is not None:
+                    raise original.error
+                if not original.is_called:
+                    original(*args, **kwargs)
+                return original.result
+            except BaseException as error:
+                error.__traceback__ = original.trace
+                raise
+        finally:
+            # An exception that a frame of its own traceback holds would keep the program's tensors.
+            original.error = original.trace = None
+
+    return guarded
+
+
+def wrap(owner, name, ours):
+    """Replaces a function or method of a module or class by one `around` it. Returns a function that puts it back."""
+    function = getattr(owner, name)
+    setattr(owner, name, around(function, ours))
+    return functools.partial(setattr, owner, name, function)
+
+
+def replace(owner, name, guarded):
+    """Replaces a function by one `around` it, or a class by one with such methods."""
+    setattr(owner, name, guarded)
+
+
+def at_fork(function):
+    """Calls a function in each process that this one forks."""
+    os.register_at_fork(after_in_child=entry(function))
+
+
+def at_exit(function):
+    """Calls a function when the interpreter ends, before those that were registered earlier."""
+    import atexit
+
+    atexit.register(entry(function))
+
+
+def when_cuda_begins(module, function):
+    """Calls a function once torch initializes CUDA. `module` is `torch.cuda`."""
+    module._lazy_call(entry(function))
+
+
+def start_thread(name, function):
+    """Starts a thread, for which the program does not wait."""
+    import threading
+
+    thread = threading.Thread(target=entry(function), name=name, daemon=True)
+    thread.start()
+    return thread
+
+
+def callback(function, otherwise=False):
+    """Returns a function that C calls, which returns a truth value. The caller keeps it as long as C may call it."""
+    import ctypes
+
+    return ctypes.CFUNCTYPE(ctypes.c_bool)(entry(function, otherwise))
+
+
+def on_events(function):
+    """Calls a function with each audit event. Returns the hook, which stays; what it calls can change."""
+    hook = functools.partial(entry(function))
+    sys.addaudithook(hook)
+    return hook
+
+
+class _Finder:
+    """Finds modules for `import`."""
+
+    def __init__(self, find):
+        self.find_spec = entry(find)
+
+
+def before_import(function):
+    """Calls a function with the name of each module that the program imports."""
+    sys.meta_path.insert(0, _Finder(lambda name, path=None, target=None: function(name)))
+
+
+def on_import(module, then):
+    """Calls a function with a module after its execution."""
+
+    def execute(original, executed):
+        if finder in sys.meta_path:
+            sys.meta_path.remove(finder)
+        original(executed)
+        then(executed)
+
+    def find(name, path=None, target=None):
+        if name != module:
+            return None
+        # A search does not always lead to an import, so this finder stays until the module is executed.
+        found = (other.find_spec(name, path, target) for other in sys.meta_path if other is not finder and hasattr(other, "find_spec"))
+        try:
+            spec = next((spec for spec in found if spec is not None), None)
+        except Exception:
+            return None  # Python asks the others next, which report their own errors.
+        if spec is not None and hasattr(spec.loader, "exec_module"):
+            entry(wrap)(spec.loader, "exec_module", execute)
+        return spec
+
+    finder = _Finder(find)
+    sys.meta_path.insert(0, finder)

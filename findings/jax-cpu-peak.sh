@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # `peak_memory_in_bytes` of JAX 0.10.2 (https://pypi.org/project/jax) leaves out temporary memory on the CPU, so that it can be a ninth of the peak.
 #
-# `jax.jit(f).lower(x).compile().memory_analysis()` tells the memory of a compiled program before it runs. On the CPU, `peak_memory_in_bytes` has
+# `jax.jit(f).lower(x).compile().memory_analysis()` has the memory of a compiled program before it runs. On the CPU, `peak_memory_in_bytes` has
 # the arguments and results only, and can be less than `temp_size_in_bytes`. The peak there is the sum of `argument_size_in_bytes`,
 # `output_size_in_bytes` and `temp_size_in_bytes`, less `alias_size_in_bytes`. A batch that is chosen by the wrong figure needs more memory
 # than there is. The script does not show what GPUs report.

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Four compressors of nvCOMP 6.0.0.12 (https://pypi.org/project/nvidia-libnvcomp-cu13) ignore the total size of the data when they tell their temporary
+# Four compressors of nvCOMP 6.0.0.12 (https://pypi.org/project/nvidia-libnvcomp-cu13) ignore the total size of the data in the size of their temporary
 # memory. Deflate can ask for 885 times the data.
 #
 # `nvcompBatchedDeflateCompressGetTempSize` takes the number of chunks, the largest chunk and `max_total_uncompressed_bytes`, described as an upper

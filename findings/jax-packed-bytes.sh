@@ -3,7 +3,7 @@
 #
 # JAX packs two numbers of `int4` or four of `int2` into a byte. `nbytes`, `jax.live_arrays()`, the heap profile and `on_device_size_in_bytes`
 # have a byte for each number, so a comparison by them shows that numbers of 4 bits save nothing over `int8`. `memory_analysis` of a compiled
-# program has the true size. Until JAX 0.7.2, `on_device_size_in_bytes` had it too.
+# program has the true size. `on_device_size_in_bytes` of JAX 0.7.2 had it too.
 #
 # The script needs no GPU. Each array has 2^26 ones. It prints MiB, the last by glibc's `malloc_usable_size` of the array's address, and the
 # first byte of the array: 0x11 has two numbers, 0x55 has four.

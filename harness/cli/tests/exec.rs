@@ -3484,7 +3484,7 @@ fn the_largest_value_that_fits_is_found_on_each_gpu(world: World) {
             &[],
             &["{count}", "no"],
             1,
-            "with count 1 it ends with exit code 1",
+            "with count 8 it ends with exit code 1",
         ),
     ] {
         let ran = search(options, arguments);

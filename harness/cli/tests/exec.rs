@@ -1927,7 +1927,7 @@ fn an_output_goes_to_a_device_or_an_open_file(world: World) {
 }
 
 /// Statements of Python, with the effect that each has.
-const EFFECTS: [(&str, &str); 27] = [
+const EFFECTS: [(&str, &str); 29] = [
     ("os.mkfifo('pipe')", "creates pipe"),
     ("os.mkfifo(path='pipe')", "creates pipe"),
     ("os.mknod('node')", "creates node"),
@@ -1943,6 +1943,16 @@ const EFFECTS: [(&str, &str); 27] = [
     (
         "socket.socket(type=socket.SOCK_DGRAM).sendto(b'', ('127.0.0.1', 9))",
         "opens a socket",
+    ),
+    (
+        "socket.socket().bind(('127.0.0.1', 0))",
+        "opens a socket to 127.0.0.1:0",
+    ),
+    // The import of urllib3, and so that of TensorFlow.
+    (
+        "exec('def _has_ipv6(host): socket.socket().bind((host, 0))\\n_has_ipv6(\"127.0.0.1\")', \
+         {'socket': socket, '__name__': 'urllib3.util.connection'})",
+        "",
     ),
     ("subprocess.run(['true'])", "starts true"),
     (

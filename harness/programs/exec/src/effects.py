@@ -174,6 +174,11 @@ def _program(event, arguments):
     return "sh" if event == "os.system" else os.path.basename(os.fsdecode(arguments[0] or (arguments[1] or ("",))[0]))
 
 
+def _asks_for_ipv6(frame):
+    """Returns whether a frame is that of urllib3, whose import binds a free port to find out whether there is IPv6, and closes it."""
+    return frame.f_code.co_name == "_has_ipv6" and str(frame.f_globals.get("__name__")).endswith("urllib3.util.connection")
+
+
 def _effect_of(event, arguments):
     """Returns what an event does that a second run would repeat; None if nothing."""
     if event == "open":
@@ -230,7 +235,7 @@ def _watch(event, arguments, events=frozenset(_EVENTS)):
         # It tries to write into the folder, once.
         if event == "open" and arguments[2] & os.O_EXCL:
             _temporary.add(os.path.abspath(os.fsdecode(arguments[0])))
-    else:
+    elif event != "socket.bind" or caller is None or not _asks_for_ipv6(caller):
         first = _effect_of(event, arguments)
         is_start = event in _STARTS and _program(event, arguments) not in _READERS
         first_shared = first_shared or ("starts other programs" if is_start else first)

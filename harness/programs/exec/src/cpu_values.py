@@ -17,7 +17,6 @@ import operator
 import sys
 import threading
 
-import harness_guard as guard
 import harness_random_numbers as random_numbers
 import harness_torch_kernel as torch_kernel
 import torch
@@ -66,10 +65,14 @@ def _include(is_included, is_inner_included):
     _C._dispatch_tls_set_dispatch_key_included(_INNER_KEY, is_inner_included)
 
 
-def _with_values(function, *args, **kwargs):
-    """Calls a function after this has included the keys in its thread."""
-    _include(True, True)
-    return function(*args, **kwargs)
+def _with_values(function):
+    """Returns a function that includes the keys in its thread before it calls the given one."""
+
+    def run(*args, **kwargs):
+        _include(True, True)
+        return function(*args, **kwargs)
+
+    return run
 
 
 class NotComputed(Exception):
@@ -153,13 +156,13 @@ class _Values:
         self.not_computed = collections.Counter()  # operations that the CPU lacks
         self.beyond_limit = 0  # operations for which host memory did not suffice
 
-    def run(self, is_outer, original, kind, args, kwargs):
+    def run(self, is_outer, kind, args, kwargs):
         """Runs an operation. Small dense tensors take the fast path, all others `run_any`."""
         on_cpu = None
         if _C._len_torch_dispatch_stack() > 0:
-            return self.run_any(is_outer, original, kind, args, kwargs)
+            return self.run_any(is_outer, kind, args, kwargs)
         if kind.is_empty:  # A kernel that is not computed leaves zeros in its results, not what the memory contained before.
-            result = original(*args, **kwargs)
+            result = kind.operation(*args, **kwargs)
             self.clear((result,))
             return result
         if (kind.is_plain or kind.dropout and not kind.draws(args)) and not (self.captures.value and _C._cuda_isCurrentStreamCapturing()):
@@ -173,11 +176,11 @@ class _Values:
             if kind.counts and on_cpu and kind.counts(*on_cpu, **kwargs):
                 on_cpu = None
         if on_cpu is None:
-            return self.run_any(is_outer, original, kind, args, kwargs)
+            return self.run_any(is_outer, kind, args, kwargs)
         if on_cpu is args:
-            return original(*args, **kwargs)
+            return kind.operation(*args, **kwargs)
         try:
-            result = original(*args, **kwargs)
+            result = kind.operation(*args, **kwargs)
         except torch.OutOfMemoryError:
             raise
         except (RuntimeError, IndexError, ValueError) as error:
@@ -213,7 +216,7 @@ class _Values:
             except (RuntimeError, TypeError, NotComputed):  # TypeError: another version of PyTorch.
                 pass
         self.end()
-        return self.computed(False, original, kind, args, kwargs, _tensors(args), result, True, None)
+        return self.computed(False, kind, args, kwargs, _tensors(args), result, True, None)
 
     def accept(self, is_outer, kind, args):
         """Reports that the CPU accepts arguments of these types, so that the library runs the operation next time."""
@@ -242,7 +245,8 @@ class _Values:
             on_cpu.append(value)
         return on_cpu if is_any_on_gpu else values
 
-    def run_any(self, is_outer, original, kind, args, kwargs):
+    def run_any(self, is_outer, kind, args, kwargs):
+        operation = kind.operation
         inputs = _tensors(args)
         _add_tensors(kwargs.values(), inputs)
         device = kwargs.get("device")
@@ -251,18 +255,18 @@ class _Values:
         for tensor in inputs:
             if type(tensor) not in _PLAIN:
                 if type(tensor).__torch_dispatch__ is not torch.Tensor.__torch_dispatch__:
-                    return self.passed_on(is_outer, original, kind, args, kwargs)
+                    return self.passed_on(is_outer, kind, args, kwargs)
                 if _C._is_torch_function_enabled():  # The subclass must not see how the values are computed.
                     with _C.DisableTorchFunctionSubclass():
-                        return self.run_any(is_outer, original, kind, args, kwargs)
+                        return self.run_any(is_outer, kind, args, kwargs)
             on_gpu |= tensor.is_cuda
             if _has_parts(tensor) or tensor.is_quantized:
                 is_computed &= _parts(tensor) is not None
                 is_merged &= tensor.layout != torch.sparse_coo or tensor.is_coalesced()
         if not on_gpu:
-            return original(*args, **kwargs)
+            return operation(*args, **kwargs)
         if _C._len_torch_dispatch_stack() > 0:
-            return self.passed_on(is_outer, original, kind, args, kwargs)
+            return self.passed_on(is_outer, kind, args, kwargs)
         is_captured = self.captures.value and _C._cuda_isCurrentStreamCapturing()
         is_computed = is_computed and not is_captured
         state = _random_state(kwargs.get("generator"), inputs, device) if is_computed and kind.draws(args) else None
@@ -274,7 +278,7 @@ class _Values:
         if counts:
             self.begin((ctypes.c_int64 * len(counts))(*counts), len(counts))
         try:
-            result = original(*args, **kwargs)
+            result = operation(*args, **kwargs)
         except torch.OutOfMemoryError:
             raise
         except (RuntimeError, IndexError, ValueError) as error:
@@ -287,15 +291,15 @@ class _Values:
             return self.despite(result, kind, args, kwargs, inputs, state)
         if is_captured:  # Launches of the graph are counted.
             return result
-        return self.computed(is_outer, original, kind, args, kwargs, inputs, result, is_computed, state)
+        return self.computed(is_outer, kind, args, kwargs, inputs, result, is_computed, state)
 
-    def passed_on(self, is_outer, original, kind, args, kwargs):
+    def passed_on(self, is_outer, kind, args, kwargs):
         """Calls the operation of a mode or a subclass. It calls operations on plain tensors, which arrive through the inner key."""
         self.end()
         _include(False, is_outer)
-        return original(*args, **kwargs)
+        return kind.operation(*args, **kwargs)
 
-    def computed(self, is_outer, original, kind, args, kwargs, inputs, result, is_computed, state):
+    def computed(self, is_outer, kind, args, kwargs, inputs, result, is_computed, state):
         """Computes the values of the GPU's results. Returns the results, or numbers in their place."""
         outputs = _tensors((result,))
         if not outputs and not kind.is_mutable and not kind.is_number:
@@ -314,8 +318,7 @@ class _Values:
             return result
         try:
             computed = self.compute(kind, args, kwargs, state)
-        except IndexError as error:  # A GPU ends the program too.
-            original.pass_on(error)
+        except IndexError:  # A GPU ends the program too.
             raise
         except Exception:  # The CPU lacks the operation, or does not have it for these types.
             self.not_computed[kind.name] += 1
@@ -1148,47 +1151,38 @@ def begin(path):
     library.harness_values_not_computed.restype = library.harness_values_beyond_limit.restype = ctypes.c_uint64
     values = _Values(library, begin, end)
 
-    def without_values(benchmark, *args, **kwargs):
-        """Calls the benchmark without computed values: only times matter."""
-        if not _C._dispatch_tls_is_dispatch_key_included(_INNER_KEY):  # A nested benchmark.
-            return benchmark(*args, **kwargs)
-        is_outer = enter()
-        try:
-            return benchmark(*args, **kwargs)
-        finally:
-            leave(is_outer)
+    def without_values(benchmark):
+        """Returns the benchmark without computed values: only times matter."""
 
-    torch._harness_without_values = lambda benchmark: guard.around(benchmark, without_values)
-
-    def kernel(namespace, name, overload):
-        kind = None
-        find = lambda: getattr(getattr(getattr(torch.ops, namespace), name), overload or "default")
-
-        def without_values(*args, **kwargs):
+        def run(*args, **kwargs):
+            if not _C._dispatch_tls_is_dispatch_key_included(_INNER_KEY):  # A nested benchmark.
+                return benchmark(*args, **kwargs)
             is_outer = enter()
             try:
-                return find()(*args, **kwargs)
+                return benchmark(*args, **kwargs)
             finally:
                 leave(is_outer)
 
-        def run(original, *args, **kwargs):
+        return run
+
+    torch._harness_without_values = without_values
+
+    def kernel(namespace, name, overload):
+        kind = None
+
+        def run(*args, **kwargs):
             nonlocal kind
             is_outer = enter()
             try:
                 if kind is None:
-                    kind = _Kind(find())
+                    kind = _Kind(getattr(getattr(getattr(torch.ops, namespace), name), overload or "default"))
                     if kind.without_python and not library.harness_values_compute(ctypes.byref(kind.without_python)):
                         kind.without_python = None
-                original.function = kind.operation
-                return values.run(is_outer, original, kind, args, kwargs)
-            except torch.OutOfMemoryError as error:
-                if error is not original.error:  # Of a result whose size depends on values.
-                    original.pass_on(error)
-                raise
+                return values.run(is_outer, kind, args, kwargs)
             finally:
                 leave(is_outer)
 
-        return without_values, run
+        return run
 
     def register(namespaces):
         """Registers the operations of some namespaces."""
@@ -1199,41 +1193,43 @@ def begin(path):
             full_name = f"{schema.name}.{schema.overload_name}" if schema.overload_name else schema.name
             if namespace in found and not _is_without_values(schema) and _C._dispatch_has_kernel(full_name):
                 for registration in found[namespace]:
-                    registration.impl(full_name, guard.around(*kernel(namespace, name, schema.overload_name)))
+                    registration.impl(full_name, kernel(namespace, name, schema.overload_name))
 
     others = [torch_library.Library("_", "IMPL", key) for key in _KEYS]
     for registration in others:
         registration.m.fallback_fallthrough()
     _registrations.append(others)
     register(["aten"])
+    load = torch.ops.load_library
 
-    def load_and_register(load, *args, **kwargs):
+    def load_and_register(*args, **kwargs):
         known = {schema.name.partition("::")[0] for schema in _C._jit_get_all_schemas()}
         load(*args, **kwargs)
         register({schema.name.partition("::")[0] for schema in _C._jit_get_all_schemas()} - known)
 
-    guard.wrap(torch.ops, "load_library", load_and_register)
+    torch.ops.load_library = load_and_register
     _include(True, True)
     try:
         _registrations.append(torch_kernel.prepare(library, _KEYS))
     except AttributeError:
         pass  # This build of PyTorch lacks a function, so Python runs all operations.
-
     # Operations of higher order call their functions with the key.
-    def create_without_key(create, operator, *args, **kwargs):
+    create = torch._ops.HigherOrderOperator.__init__
+
+    def create_without_key(operator, *args, **kwargs):
         create(operator, *args, **kwargs)
         operator.fallthrough(_KEY)
         operator.fallthrough(_INNER_KEY)
 
-    guard.wrap(torch._ops.HigherOrderOperator, "__init__", create_without_key)
+    torch._ops.HigherOrderOperator.__init__ = create_without_key
     for operator in torch._ops._higher_order_ops.values():
         operator.fallthrough(_KEY)
         operator.fallthrough(_INNER_KEY)
     # Threads begin without the key. The backward pass gives its threads the keys of the thread that calls it.
-    guard.wrap(threading.Thread, "_bootstrap_inner", _with_values)
+    threading.Thread._bootstrap_inner = _with_values(threading.Thread._bootstrap_inner)
     rpc = sys.modules.get("torch.distributed.rpc.internal")
     if rpc is not None:  # Its threads are not Python's.
-        guard.wrap(rpc, "_run_function", _with_values)
+        rpc._run_function = _with_values(rpc._run_function)
     return lambda: {
         "kernels": library.harness_values_not_computed(),
         "operations": dict(values.not_computed),

@@ -2801,7 +2801,7 @@ const REACTIONS: [(&str, &str, bool); 17] = [
         "exit_code",
         true,
     ),
-    ("sys.exit(0)", "recovered", true),
+    ("sys.exit(0)", "ended_in_handler", true),
     ("{}['loss']", "KeyError: 'loss'", false),
     (
         "raise ExceptionGroup('tasks', [error, KeyError('loss')])",

@@ -499,8 +499,8 @@ fn unguarded(text: &str) -> Vec<&str> {
 
 #[test]
 fn each_function_of_ours_that_a_program_calls_is_guarded() {
-    let programs = root().join("harness/programs/exec/src");
-    let package = root().join("harness/cli/python/harness");
+    let programs = root().join("programs/exec/src");
+    let package = root().join("cli/python/harness");
     let folders = [programs.clone(), programs.join("engines"), package];
     let mut found = Vec::new();
     for path in folders.iter().flat_map(|folder| {

@@ -33,6 +33,18 @@ pub(crate) fn read_lines<T: DeserializeOwned>(path: &Path) -> Vec<T> {
         .collect()
 }
 
+/// Reads the lines of the files named after process IDs that begin with a text.
+pub(crate) fn numbered_lines<T: DeserializeOwned>(
+    folder: &Path,
+    begin: &str,
+) -> io::Result<Vec<T>> {
+    let files = numbered(folder, begin, ".jsonl")?;
+    Ok(files
+        .iter()
+        .flat_map(|(_, path)| read_lines(path))
+        .collect())
+}
+
 /// Returns the files named after process IDs, in their order.
 pub(crate) fn numbered(folder: &Path, begin: &str, end: &str) -> io::Result<Vec<(u32, PathBuf)>> {
     let mut found = Vec::new();

@@ -14,7 +14,7 @@ use harness_gpu_settings::{
 use serde::{Deserialize, Serialize};
 
 use crate::ahead::{self, PeakAhead};
-use crate::files::{numbered, own_ledger, read_lines};
+use crate::files::{numbered, numbered_lines, own_ledger, read_lines};
 use crate::machine_memory::MachineMemory;
 use crate::torch_record::{AdaptedEngine, Caller, PEAK_ALLOCATED, Statistics, TorchRecord};
 use crate::{errors::ErrorFrame, hang::Hang, machine::Machine, outlived, process::End, torch};
@@ -507,13 +507,6 @@ impl Record {
                 .entry(pid)
                 .and_modify(|process| process.imports = Some(words.collect()));
         }
-        let without_variables = numbered(run, WITHOUT_VARIABLES, ".jsonl")?;
-        let without_variables = without_variables
-            .iter()
-            .flat_map(|(_, path)| read_lines(path))
-            .collect();
-        let own_errors = numbered(run, OWN_ERRORS, ".jsonl")?;
-        let own_errors = own_errors.iter().flat_map(|(_, path)| read_lines(path));
         add_statistics(run, &mut processes)?;
         let peak_held = match Ledger::open(&own_ledger(run)) {
             Ok(ledger) => (0..devices).map(|device| ledger.peak(device).0).collect(),
@@ -546,11 +539,20 @@ impl Record {
             different_sizes: first_text(run, SIZES)?,
             outlived: outlived::read(run)?,
             processes,
-            without_variables,
-            own_errors: own_errors.collect(),
+            without_variables: numbered_lines(run, WITHOUT_VARIABLES)?,
+            own_errors: numbered_lines(run, OWN_ERRORS)?,
             effect: first_text(run, EFFECT)?,
             is_watched,
         })
+    }
+
+    /// Returns whether the process that began first exited with code 0 while it handled an out of
+    /// memory error.
+    pub(crate) fn ended_in_handler(&self) -> bool {
+        let torches = self.processes.iter().flat_map(|process| &process.torch);
+        torches
+            .min_by_key(|torch| torch.started)
+            .is_some_and(|torch| torch.ended_in_handler)
     }
 
     /// Counts the calls that this latency slowed down, over all processes.

@@ -198,9 +198,7 @@ impl Observed {
             hang: record.hang.clone(),
             ended_out_of_memory: torches().any(|torch| torch.ended_out_of_memory),
             caught_out_of_memory: torches().any(|torch| torch.ended_out_of_memory && torch.caught),
-            ended_in_handler: torches()
-                .min_by_key(|torch| torch.started)
-                .is_some_and(|torch| torch.ended_in_handler),
+            ended_in_handler: record.ended_in_handler(),
             ended_by_library: torches().any(|torch| torch.ended_by_library),
             error: error(record),
             is_end_unknown: processes.len() > 1

@@ -77,6 +77,7 @@ fn main() -> ExitCode {
         a_function_needed_only_by_an_extension_exists
         functions_for_a_default_stream_per_thread_use_the_stream_of_the_thread
         the_users_sitecustomize_runs_and_the_module_path_is_unchanged
+        functions_that_the_hook_replaces_are_to_the_program_as_without_it
         a_library_of_another_build_is_rejected_before_the_run
         a_command_that_cannot_run_is_rejected_before_the_run
         an_output_that_is_a_named_pipe_is_refused_before_the_run
@@ -1878,6 +1879,19 @@ fn the_users_sitecustomize_runs_and_the_module_path_is_unchanged(world: World) {
         ran.err.contains("no process used the simulated GPU"),
         "{}",
         ran.err
+    );
+}
+
+fn functions_that_the_hook_replaces_are_to_the_program_as_without_it(world: World) {
+    world.write("plain.py", include_str!("programs/replaced.py"));
+    let alone = Ran::of(world.wrapped(&["python3", "plain.py"]).output().unwrap());
+    let within = world.run(&[], &["python3", "plain.py"]);
+    assert_eq!((alone.code, &*alone.err), (Some(3), ""));
+    assert_eq!((within.code, &*within.out), (Some(3), &*alone.out));
+    assert!(
+        !within.err.contains("the hook of harness"),
+        "{}",
+        within.err
     );
 }
 

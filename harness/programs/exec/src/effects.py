@@ -171,7 +171,7 @@ def _has_hook(event, arguments):
 
 def _program(event, arguments):
     """The name of the program that is started."""
-    return "sh" if event == "os.system" else os.path.basename(os.fsdecode(arguments[0] or (arguments[1] or ("",))[0]))
+    return "sh" if event == "os.system" else os.path.basename(_shown(arguments[0] or (arguments[1] or ("",))[0]))
 
 
 def _asks_for_ipv6(frame):
@@ -198,7 +198,7 @@ def _effect_of(event, arguments):
             name = _program(event, arguments)
             if name in _HARMLESS or (name.startswith("python") or program == sys.executable) and _has_hook(event, arguments):
                 return None
-        return "starts %s" % os.fsdecode(program)
+        return "starts %s" % _shown(program)
     if event in _SOCKETS:
         address = arguments[1]
         if isinstance(address, (str, bytes)):
@@ -296,18 +296,14 @@ def shorten(path):
 
 def _announce(name, event):
     """Makes a function of `os` raise the event that Python lacks."""
-    original = getattr(os, name, None)
-    if original is None:
+    if not hasattr(os, name):
         return
 
     def announcing(original, *arguments, **named):
         event(arguments, named)
         return original(*arguments, **named)
 
-    for module in (os, sys.modules["posix"]):
-        guard.wrap(module, name, announcing)
-    if original in os.supports_dir_fd:
-        os.supports_dir_fd.add(getattr(os, name))
+    guard.wrap(os, name, announcing)
 
 
 def _announce_all():

@@ -5,6 +5,7 @@
 import functools
 import os
 import sys
+import types
 
 _HERE = os.path.dirname(os.path.abspath(__file__)) + os.sep
 # Later places of exceptions of ours are not noted.
@@ -35,12 +36,25 @@ def _codes_of_handlers():
         yield getattr(getattr(handler, "__func__", handler), "__code__", None)
 
 
+def _has_interrupted(frame):
+    """Whether a frame is that of a signal handler. Python passes it the frame that it interrupts. A handler that replaces itself is no longer registered."""
+    values = () if frame.f_code.co_filename.startswith(_HERE) else frame.f_locals.values()
+    passed = (each for value in values for each in (value if type(value) is tuple else (value,)))
+    return frame.f_back is not None and any(each is frame.f_back for each in passed)
+
+
 def _is_of_program(error):
     """Whether a signal handler of the program raised an exception, while code of ours ran."""
     handlers, trace = set(_codes_of_handlers()) - {None}, error.__traceback__
-    while trace is not None and trace.tb_frame.f_code not in handlers:
+    while trace is not None and trace.tb_frame.f_code not in handlers and not _has_interrupted(trace.tb_frame):
         trace = trace.tb_next
     return trace is not None
+
+
+def let_through(error):
+    """Raises an exception that code of ours has caught, if it is of the program."""
+    if _is_of_program(error):
+        raise error
 
 
 def note(error):
@@ -85,7 +99,11 @@ def entry(function, otherwise=None):
         try:
             return function(*args, **kwargs)
         except BaseException as error:
-            if not ends(error):
+            try:
+                is_end = ends(error)
+            except RecursionError:
+                is_end = True  # The program has left no frame for more.
+            if not is_end:
                 raise
         return otherwise
 
@@ -93,36 +111,30 @@ def entry(function, otherwise=None):
 
 
 class _Original:
-    """The function that one of ours wraps, during one call."""
+    """The function that one of ours wraps, during one call. Has no `__init__`: the program may have left no frame for one."""
 
-    __slots__ = "function", "is_called", "result", "error", "trace"
-
-    def __init__(self, function):
-        self.function, self.is_called = function, False
-        self.result = self.error = self.trace = None
+    function = result = error = trace = context = None
+    is_called = False
 
     def __call__(self, *args, **kwargs):
         self.is_called, self.error = True, None
         try:
             self.result = self.function(*args, **kwargs)
         except BaseException as error:
-            self.pass_on(error, error.__traceback__.tb_next)
+            self.error, self.trace, self.context = error, error.__traceback__.tb_next, error.__context__
             raise
         return self.result
-
-    def pass_on(self, error, trace=None):
-        """Lets an exception reach the program."""
-        self.error, self.trace = error, trace
 
 
 def around(function, ours):
     """Returns a function that calls ours with the wrapped one and the program's arguments. If ours fails, the program gets what the wrapped one returned or
     raised; if ours had not called it yet, it is called then."""
-    ends = _ends
+    ends, original_of = _ends, _Original  # As in `entry`.
 
     @functools.wraps(function)
     def guarded(*args, **kwargs):
-        original = _Original(function)
+        original = original_of()
+        original.function = function
         try:
             try:
                 return ours(original, *args, **kwargs)
@@ -131,29 +143,68 @@ def around(function, ours):
                     # Without frames of ours.
                     error.__traceback__ = original.trace
                     raise
-                if not ends(error):
+                try:
+                    is_end = ends(error)
+                except RecursionError:
+                    is_end = True
+                if not is_end:
                     raise
-            try:
-                if original.error is not None:
-                    raise original.error
-                if not original.is_called:
-                    original(*args, **kwargs)
+            if original.is_called and original.error is None:
                 return original.result
+            try:
+                if original.is_called:
+                    raise original.error
+                # Without a frame of `_Original`: the program may have left none.
+                return function(*args, **kwargs)
             except BaseException as error:
-                error.__traceback__ = original.trace
+                if original.is_called:
+                    error.__traceback__, error.__context__ = original.trace, original.context
+                else:
+                    error.__traceback__ = error.__traceback__.tb_next
                 raise
         finally:
             # An exception that a frame of its own traceback holds would keep the program's tensors.
-            original.error = original.trace = None
+            original.error = original.trace = original.context = None
 
     return guarded
+
+
+def _like_builtin(function, guarded):
+    """Functions of C become no methods of classes that have them as attributes, and pickle by their names. Functions of Python do not."""
+    members = {
+        "__call__": staticmethod(guarded),
+        "__class__": property(lambda self: type(function)),
+        "__doc__": function.__doc__,
+        "__getattr__": lambda self, name: getattr(function, name),
+        "__module__": function.__module__,
+        "__reduce__": lambda self: function.__name__,
+        "__repr__": lambda self: repr(function),
+    }
+    return type(type(function).__name__, (), members)()
+
+
+def _of_module(module, function):
+    """The names under which a module, and the one that defines the function, have it."""
+    modules = module, sys.modules.get(function.__module__, module)
+    return [(each, name) for each in modules for name, value in list(vars(each).items()) if value is function]
 
 
 def wrap(owner, name, ours):
     """Replaces a function or method of a module or class by one `around` it. Returns a function that puts it back."""
     function = getattr(owner, name)
-    setattr(owner, name, around(function, ours))
-    return functools.partial(setattr, owner, name, function)
+    guarded, places = around(function, ours), [(owner, name)]
+    if isinstance(owner, types.ModuleType) and isinstance(function, types.BuiltinFunctionType):
+        guarded, places = _like_builtin(function, guarded), _of_module(owner, function)
+        for supporting in [value for value in vars(owner).values() if owner is os and isinstance(value, set) and function in value]:
+            supporting.remove(function)
+            supporting.add(guarded)
+
+    def put(function):
+        for place in places:
+            setattr(*place, function)
+
+    put(guarded)
+    return functools.partial(put, function)
 
 
 def replace(owner, name, guarded):

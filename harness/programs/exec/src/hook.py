@@ -216,8 +216,8 @@ def _note_end(kind, error, exits=None):
         if end and (kind != "thread" or end["error"]):
             caught = exits is not None and not any(folder in exits.f_code.co_filename for folder in ("site-packages", "dist-packages"))
             _ends[kind] = {**end, "caught": caught}
-    except Exception:
-        pass  # An exception that cannot be printed.
+    except Exception as failure:  # An exception that cannot be printed.
+        _guard.let_through(failure)
 
 
 def _note_exit(status, error, exits):
@@ -250,7 +250,7 @@ def _note_errors_of_threads(module):
     """Notes errors of threads, which can make the program exit."""
 
     def excepthook(earlier, failed):
-        _note_end("thread", failed.exc_value)
+        _note_end("thread", getattr(failed, "exc_value", None))
         earlier(failed)
 
     _guard.wrap(module, "excepthook", excepthook)
@@ -369,6 +369,7 @@ def _write_statistics(torch, is_end=True):
         found["memory_stats"] = _statistics(torch)
         found["host_memory_stats"] = _host_statistics(torch)
     except Exception as error:
+        _guard.let_through(error)
         found["problem"] = str(error)
 
     def write(path):
@@ -508,12 +509,13 @@ def _at_exit():
         try:
             _write_snapshot(torch)
         except Exception as error:
+            _guard.let_through(error)
             if not _EVENTS_ONLY:
                 sys.stderr.write("harness: cannot write the memory snapshot: %s\n" % error)
     try:
         _write_waits(torch)
-    except Exception:
-        pass  # Only one bound of the peak is known then.
+    except Exception as error:  # Only one bound of the peak is known then.
+        _guard.let_through(error)
     if _is_copy:
         import gc
 
@@ -581,8 +583,8 @@ def _note_modules():
 
     try:
         _write("modules-%d" % os.getpid(), write)
-    except Exception:
-        pass  # An unusual module, a full disk, or another user: the program must not notice.
+    except Exception as error:  # An unusual module, a full disk, or another user: the program must not notice.
+        _guard.let_through(error)
 
 
 def _write_at_abrupt_ends():
@@ -599,8 +601,8 @@ def _write_at_abrupt_ends():
                     _at_exit()
                 elif _held():
                     _write_statistics_of_libraries()
-            except Exception:
-                pass  # A torch whose import has not finished.
+            except Exception as error:  # A torch whose import has not finished.
+                _guard.let_through(error)
             return end(*args, **kwargs)
 
         _guard.wrap(os, name, write_and_end)
@@ -681,6 +683,7 @@ def _write_error_place(kind):
     try:
         _append_error_place(kind, _frames(sys._getframe()) or _frames(sys._current_frames().get(threading.main_thread().ident)))
     except Exception as error:
+        _guard.let_through(error)
         sys.stderr.write("harness: cannot record the call stack of a failure: %s\n" % error)
 
 
@@ -972,8 +975,8 @@ def _begin(module):
             _note_resets(torch)
             _keep_peaks_before_exec()
             _write_statistics(torch, is_end=False)
-        except Exception:
-            pass  # Another version of torch.
+        except Exception as error:  # Another version of torch.
+            _guard.let_through(error)
 
     _guard.when_cuda_begins(module, begin)
 

@@ -10,6 +10,7 @@ use crate::random::{self, Draw};
 
 /// Types of `c10::ScalarType`.
 const UINT8: i32 = 0;
+pub(crate) const INT32: i32 = 3;
 const INT64: i32 = 4;
 const FLOAT16: i32 = 5;
 const FLOAT32: i32 = 6;
@@ -249,7 +250,8 @@ pub(crate) fn store_integer(scalar_type: i32, number: i64, into: &mut [u8]) {
 }
 
 /// The permutation that `randperm` draws. `threads` is the number of threads of its first kernel.
-pub(crate) fn permutation(state: [u64; 2], threads: usize, count: usize) -> Vec<i64> {
+/// Before PyTorch 2.7 (`is_old`), a key of at most 32 bits is one word, and not two.
+pub(crate) fn permutation(state: [u64; 2], threads: usize, count: usize, is_old: bool) -> Vec<i64> {
     let [seed, offset] = state;
     let of_count = count as f64;
     // So many bits that most permutations have no equal keys.
@@ -262,7 +264,13 @@ pub(crate) fn permutation(state: [u64; 2], threads: usize, count: usize) -> Vec<
         offset,
     };
     let mut keys = vec![0; count];
-    draw.fill(&mut keys, random::long_words);
+    let keys_per_draw = if is_old && bits <= 32 {
+        draw.fill(&mut keys, |words| words.map(u64::from));
+        4
+    } else {
+        draw.fill(&mut keys, random::long_words);
+        2
+    };
     let below = if bits > 32 { u64::MAX } else { u32::MAX.into() };
     let mask = u64::MAX.checked_shr(64 - bits).unwrap_or(0);
     let key = |place: i64| ((keys[place as usize] % below) & mask).cast_signed();
@@ -271,7 +279,7 @@ pub(crate) fn permutation(state: [u64; 2], threads: usize, count: usize) -> Vec<
     let mut first = 0;
     // A second kernel shuffles the places of equal keys. The thread of the first place draws for
     // all.
-    let offset = offset + 4 * count.div_ceil(2 * threads) as u64;
+    let offset = offset + 4 * count.div_ceil(keys_per_draw * threads) as u64;
     for equal in order.chunk_by_mut(|one, other| key(*one) == key(*other)) {
         let words = random::words(seed, first, offset);
         for (last, word) in (1..equal.len()).rev().zip(words) {
@@ -310,17 +318,18 @@ unsafe extern "C" fn harness_values_permutation(
     threads: usize,
     into: *mut i64,
     count: usize,
+    is_old: bool,
 ) {
     if count > 0 {
         // SAFETY: as the caller promises.
         let into = unsafe { std::slice::from_raw_parts_mut(into, count) };
-        into.copy_from_slice(&permutation(*state, threads, count));
+        into.copy_from_slice(&permutation(*state, threads, count, is_old));
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::{Distribution, FLOAT32, Filling, permutation};
+    use super::{Distribution, FLOAT32, Filling, INT32, permutation};
 
     /// The numbers that a kernel of one block draws with this seed.
     fn drawn(distribution: Distribution, seed: u64, parameters: [f64; 2]) -> [f32; 10] {
@@ -355,9 +364,33 @@ mod tests {
     #[test]
     fn a_second_kernel_shuffles_equal_keys() {
         // Two of these ten have equal keys. An H200 gave this order.
-        assert_eq!(permutation([10, 0], 256, 10), SHUFFLED);
-        assert!(permutation([10, 0], 256, 0).is_empty());
-        assert_eq!(permutation([10, 0], 256, 1), [0]);
+        assert_eq!(permutation([10, 0], 256, 10, false), SHUFFLED);
+        assert!(permutation([10, 0], 256, 0, false).is_empty());
+        assert_eq!(permutation([10, 0], 256, 1, false), [0]);
+    }
+
+    #[test]
+    fn before_torch_2_7_a_permutation_sorts_keys_of_one_word() {
+        let mut keys = [0_u8; 40];
+        Filling {
+            distribution: Distribution::Integers as usize,
+            scalar_type: INT32,
+            is_long: false,
+            threads: 256,
+            state: [7, 0],
+            parameters: [0.0; 2],
+            least: i32::MIN.into(),
+            count: u32::MAX.into(),
+        }
+        .fill(&mut keys, 10);
+        let keys = keys.as_chunks().0.iter().copied().map(u32::from_ne_bytes);
+        // Ten keys have nine bits. No two of these are equal.
+        let mut order: Vec<(u32, i64)> = keys.map(|key| key & 0x1ff).zip(0..).collect();
+        order.sort_unstable();
+        assert!(order.windows(2).all(|pair| pair[0].0 < pair[1].0));
+        let order: Vec<i64> = order.into_iter().map(|(_, place)| place).collect();
+        assert_eq!(permutation([7, 0], 256, 10, true), order);
+        assert_ne!(permutation([7, 0], 256, 10, false), order);
     }
 
     const SHUFFLED: [i64; 10] = [0, 2, 7, 4, 5, 3, 1, 6, 9, 8];

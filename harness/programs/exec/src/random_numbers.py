@@ -13,8 +13,6 @@ _OF_UNIFORM, _OF_NORMAL, _OF_LOG_NORMAL, _OF_CAUCHY, _OF_EXPONENTIAL, _OF_GEOMET
 _SCALAR_TYPES = dict(zip((torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.float16, torch.float32, torch.float64), range(8)))
 _SCALAR_TYPES |= {torch.bool: 11, torch.bfloat16: 15}
 _IS_OLD = torch.__version__ < (2, 7)
-# Of ranges from this size on, numbers have 64 bits.
-_LONG_RANGE = 1 << 32 if _IS_OLD else 1 << 28
 _State = ctypes.c_uint64 * 2
 # Threads of a block.
 _BLOCK, _BLOCK_OF_SAMPLES = 256, 128
@@ -98,7 +96,7 @@ def begin(library):
     size, number, address = ctypes.c_size_t, ctypes.c_uint64, ctypes.c_void_p
     library.harness_values_random.argtypes = [size, size, size, number, number, address, size]
     library.harness_values_fill.argtypes = [address, address, size, size]
-    library.harness_values_permutation.argtypes = [address, size, address, size]
+    library.harness_values_permutation.argtypes = [address, size, address, size, ctypes.c_bool]
     library.harness_values_flash.argtypes = [number, number, size, size, size, address]
     Numbers.gpu = library
 
@@ -161,7 +159,9 @@ def _random(draw, tensor):
 def _random_from(draw, tensor, start, end):
     if end is None:  # All numbers of 64 bits.
         return draw.fill(tensor, _OF_INTEGERS, is_long=True)
-    return draw.fill(tensor, _OF_INTEGERS, least=start, count=end - start, is_long=end - start >= _LONG_RANGE)
+    count = end - start
+    is_long = tensor.dtype != torch.int32 and count >= 1 << 32 if _IS_OLD else count >= 1 << 28
+    return draw.fill(tensor, _OF_INTEGERS, least=start, count=count, is_long=is_long)
 
 
 def _neighbours(tensor):
@@ -190,7 +190,7 @@ def _dropout(draw, tensor, p, train):
 
 def _permutation(draw, n, out=None, **_):
     order = torch.empty(n, dtype=torch.int64)
-    draw.gpu.harness_values_permutation(_State(draw.seed, draw.offset), _threads(n), order.data_ptr(), n)
+    draw.gpu.harness_values_permutation(_State(draw.seed, draw.offset), _threads(n), order.data_ptr(), n, _IS_OLD)
     return order if out is None else out.copy_(order)
 
 

@@ -206,7 +206,7 @@ impl Drawing {
                 self.dropout(layout, into, &mut second[..count])
             }
             (Draws::Permutation, [_]) if layout.is_dense() => {
-                let order = distributions::permutation(self.state, THREADS, count);
+                let order = distributions::permutation(self.state, THREADS, count, self.is_old);
                 let elements = into.chunks_exact_mut(layout.element as usize);
                 elements.zip(order).for_each(|(into, place)| {
                     distributions::store_integer(layout.scalar_type, place, into);
@@ -282,8 +282,12 @@ impl Drawing {
         };
         let fits = |number: i64| !is_real || number.unsigned_abs() <= 1 << digits;
         let count = end.wrapping_sub(least).cast_unsigned();
-        let long = if self.is_old { 1 << 32 } else { 1 << 28 };
-        (fits(least) && fits(end)).then(|| [least.cast_unsigned(), count, u64::from(count >= long)])
+        let is_long = if self.is_old {
+            scalar_type != distributions::INT32 && count >= 1 << 32
+        } else {
+            count >= 1 << 28
+        };
+        (fits(least) && fits(end)).then(|| [least.cast_unsigned(), count, u64::from(is_long)])
     }
 
     /// The uniform numbers of kernels whose threads handle neighbouring elements.

@@ -59,6 +59,27 @@ def join_late(group):
     dist.all_reduce(torch.zeros(1024, device="cuda"), group=group)
 
 
+# Rank 1 joins a collective of rank 0 only after rank 0 has waited for other work.
+def ahead(rank, store):
+    torch.cuda.set_device(rank)
+    dist.init_process_group("nccl", init_method=store, rank=rank, world_size=2)
+    store = dist.distributed_c10d._get_default_store()
+    large, ones = torch.empty(1 << 20, device="cuda"), torch.ones(4, device="cuda")
+    dist.all_reduce(large)
+    torch.cuda.synchronize()
+    for name, data in ("unknown", large), ("known", ones.clone()):
+        if rank == 1:
+            store.get(name)
+        work = dist.all_reduce(data, async_op=True)
+        if rank == 0:
+            torch.cuda.current_stream().synchronize()
+            torch.cuda.current_stream().record_event().synchronize()
+            assert ones.tolist() == [1] * 4
+            store.set(name, "")
+        work.wait()
+        torch.cuda.synchronize()
+
+
 # Rank 0 starts rank 1, which computes for a while before it joins.
 def started(store):
     rank = int("STORE" in os.environ)
@@ -84,8 +105,10 @@ if __name__ == "__main__":
         free.close()
         if MODE == "started":
             started(store)
-        ranks = [torch.multiprocessing.get_context("fork").Process(target=main, args=(rank, store)) for rank in range(2)]
+        ranks = [torch.multiprocessing.get_context("fork").Process(target=ahead if MODE == "ahead" else main, args=(rank, store)) for rank in range(2)]
         for rank in ranks:
             rank.start()
         for rank in ranks:
             rank.join()
+        if MODE == "ahead":
+            sys.exit(max(rank.exitcode for rank in ranks))

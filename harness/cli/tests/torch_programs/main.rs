@@ -1101,6 +1101,7 @@ fn ranks_that_wait_forever(python: &Path) -> Result<(), Failed> {
         ("slow", ["", ""]),
         ("sleeps", ["", ""]),
         ("started", ["", ""]),
+        ("ahead", ["", ""]),
         (
             "oom",
             [
@@ -1171,7 +1172,7 @@ fn ranks_that_wait_forever(python: &Path) -> Result<(), Failed> {
         let output = command.output().map_err(|error| error.to_string())?;
         let text = String::from_utf8_lossy(&output.stderr);
         let is_right = match *mode {
-            "slow" | "sleeps" | "started" => output.status.success(),
+            "slow" | "sleeps" | "started" | "ahead" => output.status.success(),
             "sizes" if *values == "copies" => {
                 output.status.success() && text.contains("different sizes: rank ")
             }

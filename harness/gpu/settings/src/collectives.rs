@@ -21,6 +21,9 @@ pub const STACKS: &str = "stacks-";
 pub const STACK_SIGNAL: i32 = 13;
 /// The file name of a process's note about calls with different sizes, before its ID.
 pub const SIZES: &str = "sizes-";
+/// The file of a run whose ranks may wait forever: those that can go on without the data of others
+/// do so.
+pub const NO_PATIENCE: &str = "no-patience";
 /// The most ranks of a communicator.
 pub const MOST_RANKS: usize = 1024;
 /// Later collectives of a rank replace older ones.

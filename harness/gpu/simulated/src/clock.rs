@@ -204,14 +204,7 @@ impl Streams {
 
     pub(crate) fn wait_for_device(&mut self, device: usize) -> Result<(), Code> {
         self.allow_wait_for_device(device)?;
-        let streams = self.streams.iter();
-        let of_device: Vec<usize> = streams
-            .filter(|(_, stream)| stream.device == device)
-            .map(|(key, _)| *key)
-            .collect();
-        for stream in of_device {
-            self.end(self.work_of(stream));
-        }
+        self.end(self.before_idle_device(device));
         Ok(())
     }
 
@@ -265,9 +258,8 @@ impl Streams {
 
     pub(crate) fn wait_for_event(&mut self, event: usize) -> Result<(), Code> {
         self.allow_event(event)?;
-        let record = self.event(event)?.record.as_ref();
-        let work = record.map(|record| record.work.clone());
-        self.end(work.unwrap_or_default());
+        self.event(event)?;
+        self.end(self.before_event(event));
         Ok(())
     }
 
@@ -328,9 +320,7 @@ impl Streams {
 
     /// Notes that the program has asked, and seen that the work before an event has ended.
     pub(crate) fn see_event(&mut self, event: usize) {
-        let record = self.event(event).ok().and_then(|of| of.record.as_ref());
-        let work = record.map(|record| record.work.clone());
-        self.deferred.see(work.unwrap_or_default(), allocations);
+        self.deferred.see(self.before_event(event), allocations);
     }
 
     /// Likewise for the work of a stream.
@@ -350,9 +340,7 @@ impl Streams {
 
     /// Ends all work that was submitted.
     pub(crate) fn end_work(&mut self) {
-        let all: Vec<usize> = self.streams.keys().copied().collect();
-        let submitted = all.into_iter().map(|key| (key, self.submitted.by(key)));
-        self.end(submitted.collect());
+        self.end(self.all_work());
     }
 
     /// Counts a query that found pending work. Returns whether the clock must advance.

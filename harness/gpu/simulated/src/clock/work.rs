@@ -113,11 +113,47 @@ impl Streams {
 
     /// Returns whether work ends before the next piece of work of a stream.
     pub(crate) fn ends_before_next(&self, work: &Work, handle: usize, current: usize) -> bool {
-        let before = self.work_before_next(key(handle, current));
+        self.ends_with(work, &self.work_before_next(key(handle, current)))
+    }
+
+    /// Returns whether work has ended when other work has.
+    pub(crate) fn ends_with(&self, work: &Work, other: &Work) -> bool {
         work.iter().all(|(stream, number)| {
-            before.get(stream).is_some_and(|before| before >= number)
+            other.get(stream).is_some_and(|other| other >= number)
                 || !self.is_pending((stream, number))
         })
+    }
+
+    /// The pending work for which a host waits that waits for a stream.
+    pub(crate) fn before_idle(&self, handle: usize, current: usize) -> Work {
+        self.work_of(key(handle, current))
+    }
+
+    /// Likewise for the next piece of work of a stream.
+    pub(crate) fn before_next(&self, handle: usize, current: usize) -> Work {
+        self.work_before_next(key(handle, current))
+    }
+
+    /// Likewise for a device.
+    pub(crate) fn before_idle_device(&self, device: usize) -> Work {
+        let mut work = Work::new();
+        let streams = self.streams.iter();
+        streams
+            .filter(|(_, stream)| stream.device == device)
+            .for_each(|(key, _)| add(&mut work, self.work_of(*key)));
+        work
+    }
+
+    /// Likewise for an event.
+    pub(crate) fn before_event(&self, event: usize) -> Work {
+        let record = self.events.get(&event).and_then(|of| of.record.as_ref());
+        record.map(|record| record.work.clone()).unwrap_or_default()
+    }
+
+    /// All work so far.
+    pub(crate) fn all_work(&self) -> Work {
+        let keys = self.streams.keys().copied();
+        keys.map(|key| (key, self.submitted.by(key))).collect()
     }
 
     /// Ends work for which the host waits.

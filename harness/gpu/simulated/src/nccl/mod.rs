@@ -4,7 +4,7 @@
 //! with [`Values::Cpu`] the data of the calling rank.
 //!
 //! With [`Values::Cpu`], a collective is done when its call returns. Otherwise its call waits a
-//! moment, and the next call of the host that waits for the device waits for the rest ([`settle`]),
+//! moment, and the next call of the host that waits for its stream waits for the rest ([`settle`]),
 //! as on a GPU. Receives wait for the end of their group, so exchanges within a group do not wait
 //! for each other.
 
@@ -13,6 +13,7 @@ mod reduce;
 
 use std::ffi::{CString, c_char, c_int, c_void};
 use std::hash::{Hash, Hasher as _};
+use std::ops::Deref;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::{cell::RefCell, env, io, mem::MaybeUninit, path::Path, slice, time::Duration};
@@ -23,7 +24,8 @@ use harness_gpu_settings::export;
 use harness_gpu_settings::ffi::{Out, write};
 use harness_gpu_settings::settings::{RUN, Values};
 
-use self::peers::{Failure, Needs, PART, Parts, Peers};
+use self::peers::{Failure, Needs, PART, PATIENCE, Parts, Peers};
+use crate::clock::{Streams, work::Work};
 use crate::world::{State, current_device, machine};
 use crate::{contents, runtime};
 
@@ -40,9 +42,7 @@ const SYSTEM_ERROR: c_int = 2;
 const INVALID_USAGE: c_int = 5;
 /// `ncclRemoteError`.
 const REMOTE_ERROR: c_int = 6;
-/// How long a call waits for other ranks, if values are not computed.
-const PATIENCE: Duration = Duration::from_millis(300);
-/// The same if this rank's data is known: work behind the call may copy and read the result.
+/// [`PATIENCE`] if this rank's data is known: work behind the call may copy and read the result.
 const PATIENCE_FOR_KNOWN: Duration = Duration::from_secs(60);
 /// Larger data counts as unknown without computed values. No larger copy is stored.
 const MOST_KNOWN: usize = 1 << 20;
@@ -90,14 +90,14 @@ export! {
         ids: Option<&UniqueId>, _: *const c_void
     ) = create(into, ranks, rank, ids.map(|first| first.0[0]));
     ncclCommDestroy(communicator: Option<Box<Communicator>>) = {
-        settle();
+        settle(Streams::all_work);
         communicator.map_or(0, |communicator| communicator.leave(false))
     };
     ncclCommAbort(communicator: Option<Box<Communicator>>) =
         communicator.map_or(0, |communicator| communicator.leave(true));
     ncclCommRevoke(communicator: &Communicator, _: c_int) = communicator.leave(true);
     ncclCommFinalize(_: *const Communicator) = {
-        settle();
+        settle(Streams::all_work);
         0
     };
     ncclCommGetUniqueId(_: *const Communicator, id: Out<'_, UniqueId>) = ncclGetUniqueId(id);
@@ -412,32 +412,39 @@ fn call(operation: Operation, root: Option<c_int>, count: usize, kind: c_int) ->
     }
 }
 
-/// Work that waits for other ranks: tries for a time, and returns whether it is done.
-type Work = Box<dyn FnMut(Option<Duration>) -> Result<bool, Failure> + Send>;
-/// Work that other ranks did not join while its call waited, in order.
-static LATE: Mutex<Vec<Work>> = Mutex::new(Vec::new());
+/// What waits for other ranks: tries for a time, and returns whether it is done.
+type Attempt = Box<dyn FnMut(Option<Duration>) -> Result<bool, Failure> + Send>;
+
+/// A collective that other ranks did not join while its call waited.
+struct Late {
+    /// The work of its stream up to it.
+    work: Work,
+    attempt: Attempt,
+}
+
+/// In order.
+static LATE: Mutex<Vec<Late>> = Mutex::new(Vec::new());
 static IS_LATE: AtomicBool = AtomicBool::new(false);
 /// A message has arrived later than its call waited. Later calls then do not wait.
 static REQUESTS_EARLY: AtomicBool = AtomicBool::new(false);
-/// A call has waited [`PATIENCE_FOR_KNOWN`]. Other ranks may wait for this one.
+/// A call has waited as long as [`PATIENCE_FOR_KNOWN`] allows. Other ranks may wait for this one.
 static IS_LEFT: AtomicBool = AtomicBool::new(false);
 
-/// Does work that waits for other ranks. Without computed values, it may stay undone until
-/// [`settle`].
-fn perform(patience: Duration, mut work: Work) -> c_int {
+/// Attempts what waits for other ranks. Without computed values, it may stay undone until
+/// [`settle`]. `work` is that of its stream up to it.
+fn perform(patience: Duration, work: Work, mut attempt: Attempt) -> c_int {
     let is_computed = machine().settings.values == Values::Cpu;
     if IS_LATE.load(Ordering::Acquire) {
         LATE.lock()
             .unwrap_or_else(PoisonError::into_inner)
-            .retain_mut(|work| matches!(work(Some(Duration::ZERO)), Ok(false)));
+            .retain_mut(|late| matches!((late.attempt)(Some(Duration::ZERO)), Ok(false)));
     }
-    match work((!is_computed).then_some(patience)) {
+    match attempt((!is_computed).then_some(patience)) {
         Ok(true) => 0,
         Ok(false) => {
             IS_LEFT.fetch_or(patience == PATIENCE_FOR_KNOWN, Ordering::Relaxed);
-            LATE.lock()
-                .unwrap_or_else(PoisonError::into_inner)
-                .push(work);
+            let mut late = LATE.lock().unwrap_or_else(PoisonError::into_inner);
+            late.push(Late { work, attempt });
             IS_LATE.store(true, Ordering::Release);
             0
         }
@@ -445,16 +452,24 @@ fn perform(patience: Duration, mut work: Work) -> c_int {
     }
 }
 
-/// Waits for the ranks of all collectives so far, because the host waits for the device. The caller
-/// does not hold the state.
-pub(crate) fn settle() {
-    if !IS_LATE.swap(false, Ordering::AcqRel) {
+/// Waits for the ranks of the collectives in the work for which the host waits. Other ranks may
+/// join the others only after this one has gone on. The caller does not hold the state.
+pub(crate) fn settle(work: impl FnOnce(&Streams) -> Work) {
+    if !IS_LATE.load(Ordering::Acquire) {
         return;
     }
-    let late = std::mem::take(&mut *LATE.lock().unwrap_or_else(PoisonError::into_inner));
-    for mut work in late {
+    let mut late = LATE.lock().unwrap_or_else(PoisonError::into_inner);
+    let settled: Vec<Late> = {
+        let streams = &machine().state().streams;
+        let work = work(streams);
+        late.extract_if(.., |late| streams.ends_with(&late.work, &work))
+            .collect()
+    };
+    IS_LATE.store(!late.is_empty(), Ordering::Release);
+    drop(late);
+    for mut late in settled {
         // A failure is that of an aborted communicator.
-        let _ = work(None);
+        let _ = (late.attempt)(None);
     }
 }
 
@@ -611,9 +626,13 @@ impl Reduction {
 
 impl Communicator {
     /// Submits a call to a stream.
-    fn on(&self, stream: usize) -> &Self {
+    fn on(&self, stream: usize) -> Submission<'_> {
         machine().submit_for_library(stream);
-        self
+        let device = current_device();
+        Submission {
+            communicator: self,
+            work: machine().state().streams.submitted_by(stream, device),
+        }
     }
 
     /// The number of a new communicator with ranks of this one, which all of them compute.
@@ -678,7 +697,24 @@ impl Communicator {
             Vec::new()
         }
     }
+}
 
+/// A call that a stream has got.
+struct Submission<'a> {
+    communicator: &'a Communicator,
+    /// The work of the stream up to the call.
+    work: Work,
+}
+
+impl Deref for Submission<'_> {
+    type Target = Communicator;
+
+    fn deref(&self) -> &Communicator {
+        self.communicator
+    }
+}
+
+impl Submission<'_> {
     /// Exchanges the bytes at an address. If this rank needs the bytes of any ranks, `finish`
     /// receives them and fills a buffer. With a reduction, the ranks first reduce their data
     /// together: each has the result.
@@ -729,7 +765,7 @@ impl Communicator {
         if let Err(failure) = completed {
             return failed(&failure);
         }
-        let work = move |patience| {
+        let attempt = move |patience| {
             let finished = peers.collect((number, call), needs, patience, |parts| {
                 reduce(&peers, parts)?;
                 if reduction.is_some() {
@@ -750,7 +786,7 @@ impl Communicator {
             expected.note(is_done);
             Ok(is_done)
         };
-        perform(patience, Box::new(work))
+        perform(patience, self.work.clone(), Box::new(attempt))
     }
 
     /// What this rank needs in a collective. If there is a root, only the root gets a result.
@@ -926,7 +962,10 @@ impl Communicator {
             return status;
         }
         in_group(|group| match &self.peers {
-            Some(peers) => group.from_others.push((Arc::clone(peers), peer, buffer)),
+            Some(peers) => {
+                let message = (Arc::clone(peers), peer, buffer, self.work.clone());
+                group.from_others.push(message);
+            }
             None => group.received.push(buffer),
         })
     }
@@ -958,7 +997,7 @@ struct Group {
     sent: Vec<Buffer>,
     received: Vec<Buffer>,
     /// What it receives from other processes.
-    from_others: Vec<(Arc<Peers>, usize, Buffer)>,
+    from_others: Vec<(Arc<Peers>, usize, Buffer, Work)>,
 }
 
 thread_local! {
@@ -1003,12 +1042,12 @@ fn end_group(group: &mut Group) -> c_int {
             set_received(state, buffer, &bytes.unwrap_or_default());
         }
     }
-    for (peers, peer, buffer) in from_others {
+    for (peers, peer, buffer, work) in from_others {
         machine.tick();
         let mut expected = Expected::new(buffer);
         let number = peers.expect(peer);
         let mut is_late = false;
-        let work = move |patience| {
+        let attempt = move |patience| {
             let Some(data) = peers.receive(peer, number, patience)? else {
                 is_late = true;
                 expected.note(false);
@@ -1026,7 +1065,7 @@ fn end_group(group: &mut Group) -> c_int {
         } else {
             PATIENCE
         };
-        let status = perform(patience, Box::new(work));
+        let status = perform(patience, work, Box::new(attempt));
         if status != 0 {
             return status;
         }

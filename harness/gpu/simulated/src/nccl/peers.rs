@@ -16,8 +16,8 @@ use std::{cell::RefCell, io, os::unix::fs::FileExt as _};
 
 use harness_allocator::units::Bytes;
 use harness_gpu_settings::collectives::{
-    CollectiveCall, CollectiveRanks, CollectiveWait, HEAD, Message, PREFIX, Published, Rank, SIZES,
-    data_file, stack_file,
+    CollectiveCall, CollectiveRanks, CollectiveWait, HEAD, Message, NO_PATIENCE, PREFIX, Published,
+    Rank, SIZES, data_file, stack_file,
 };
 use harness_gpu_settings::{mapping::Mapped, settings::publish};
 
@@ -25,6 +25,8 @@ use crate::stack::write_stacks;
 
 /// The longest sleep within a wait. Longer waits record their Python stack.
 const LOOK: Duration = Duration::from_millis(100);
+/// How long a call waits for other ranks, if values are not computed.
+pub(super) const PATIENCE: Duration = Duration::from_millis(300);
 /// The bytes that a rank reduces at a time. They fit in a processor's cache.
 pub(super) const PART: usize = 256 << 10;
 
@@ -548,6 +550,7 @@ impl Peers {
         self.state().set_wait(Some(wait));
         let began = Instant::now();
         let mut has_stack = false;
+        let run = self.path.parent().unwrap_or(&self.path);
         let result = loop {
             let value = word.load(Ordering::Acquire);
             if is_done() {
@@ -556,7 +559,11 @@ impl Peers {
             if self.is_aborted.load(Ordering::Acquire) {
                 break Err(Failure::Aborted);
             }
-            if patience.is_some_and(|patience| began.elapsed() >= patience) {
+            let has_waited = |patience| {
+                let waited = began.elapsed();
+                waited >= patience || waited >= PATIENCE && run.join(NO_PATIENCE).exists()
+            };
+            if patience.is_some_and(has_waited) {
                 break Ok(false);
             }
             let time = libc::timespec {
@@ -578,7 +585,6 @@ impl Peers {
                 // The call of a collective that is late has written it.
                 let file = stack_file(&self.path, self.rank, wait);
                 if !file.exists() {
-                    let run = self.path.parent().unwrap_or(&self.path);
                     write_stacks(run, &file);
                 }
             }

@@ -57,7 +57,7 @@ pub(crate) fn copy_box(
 ) -> Result<(), Code> {
     let machine = machine();
     machine.usable()?;
-    settle_before(to.start);
+    settle_before(to.start, stream);
     machine.tick();
     let is_captured = submit_in_order(stream)?;
     if is_captured && !is_device_memory(to.start as u64) {

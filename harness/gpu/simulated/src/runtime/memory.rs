@@ -339,17 +339,18 @@ pub(super) enum Read {
     Uncomputed,
 }
 
-/// A copy to the host reads the results of collectives.
-pub(super) fn settle_before(copy_to: usize) {
+/// A copy to the host reads the results of collectives that its stream waits for. Without a stream,
+/// it is in the order of the legacy stream.
+pub(super) fn settle_before(copy_to: usize, stream: Option<usize>) {
     if !is_device_memory(copy_to as u64) {
-        nccl::settle();
+        nccl::settle(|streams| streams.before_next(stream.unwrap_or(0), current_device()));
     }
 }
 
 /// The program passes ranges of this size. A captured copy to the host is not executed.
 fn queue_copy(to: usize, from: usize, size: usize, stream: Option<usize>) -> Result<(), Code> {
     let machine = machine();
-    settle_before(to);
+    settle_before(to, stream);
     machine.usable()?;
     machine.tick();
     let is_captured = stream.map_or(Ok(false), submit)?;

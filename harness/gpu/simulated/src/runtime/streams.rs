@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use harness_gpu_settings::{export, ffi::Out, settings::Events};
 
 use crate::clock::captures::{Caller, is_any_active};
+use crate::clock::{Streams, work::Work};
 use crate::code::{Code, put, remember};
 use crate::nccl;
 use crate::world::{Machine, State, current_device, machine};
@@ -70,9 +71,12 @@ pub(crate) fn allow_synchronous() -> Result<(), Code> {
         .and_then(|()| streams.allow_unsafe(Caller::current()))
 }
 
-/// Runs a call in which the host waits for the device, and so for collectives.
-fn with_settled(body: impl FnOnce(&'static Machine, &mut State) -> Result<(), Code>) -> c_int {
-    nccl::settle();
+/// Runs a call in which the host waits for work, and so for the collectives in it.
+fn with_settled(
+    work: impl FnOnce(&Streams) -> Work,
+    body: impl FnOnce(&'static Machine, &mut State) -> Result<(), Code>,
+) -> c_int {
+    nccl::settle(work);
     with(|machine, state| body(machine, state).and_then(|()| state.release_pools(machine)))
 }
 
@@ -114,10 +118,14 @@ export! {
         }
         code
     };
-    cudaStreamSynchronize(stream: usize) =
-        with_settled(|_, state| state.streams.wait_for(stream, current_device()));
-    cudaDeviceSynchronize() =
-        with_settled(|_, state| state.streams.wait_for_device(current_device()));
+    cudaStreamSynchronize(stream: usize) = with_settled(
+        |streams| streams.before_idle(stream, current_device()),
+        |_, state| state.streams.wait_for(stream, current_device()),
+    );
+    cudaDeviceSynchronize() = with_settled(
+        |streams| streams.before_idle_device(current_device()),
+        |_, state| state.streams.wait_for_device(current_device()),
+    );
     cudaStreamWaitEvent(stream: usize, event: usize, flags: c_uint) =
         remember(machine().state().streams.wait_in_stream(stream, current_device(), event, flags));
     cudaStreamGetPriority, cuStreamGetPriority(stream: usize, priority: Out<'_, c_int>) =
@@ -146,8 +154,10 @@ export! {
         }
         code
     };
-    cudaEventSynchronize(event: usize) =
-        with_settled(|_, state| state.streams.wait_for_event(event));
+    cudaEventSynchronize(event: usize) = with_settled(
+        |streams| streams.before_event(event),
+        |_, state| state.streams.wait_for_event(event),
+    );
     cudaEventDestroy(event: usize) = with(|_, state| state.streams.destroy_event(event));
     /// Returns a model: [`WORK`] per piece of work between the events, plus injected latencies.
     /// Never zero, because programs divide by it.

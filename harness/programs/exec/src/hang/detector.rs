@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use std::{fs, fs::File, io};
 
 use harness_gpu_settings::collectives::{
-    CollectiveCall, CollectiveRanks, CollectiveWait, Rank, data_file, stack_file,
+    CollectiveCall, CollectiveRanks, CollectiveWait, NO_PATIENCE, Rank, data_file, stack_file,
 };
 use harness_gpu_settings::mapping::Mapped;
 use libc::pid_t;
@@ -314,7 +314,7 @@ impl Detector {
             self.found = None;
             return Ok(None);
         }
-        if !self.observe(key, &stopped) {
+        if !self.observe(run, key, &stopped)? {
             return Ok(None);
         }
         let found = Found {
@@ -329,8 +329,9 @@ impl Detector {
     }
 
     /// Notes that these processes wait in the calls of `key`. Returns whether they have waited for
-    /// the grace period and no sleeping thread can end the wait.
-    fn observe(&mut self, key: Key, stopped: &BTreeSet<u32>) -> bool {
+    /// the grace period and no sleeping thread can end the wait. Before, ranks go on that can do so
+    /// without data.
+    fn observe(&mut self, run: &Path, key: Key, stopped: &BTreeSet<u32>) -> io::Result<bool> {
         let suspect = match self.found.take().filter(|suspect| suspect.key == key) {
             Some(suspect) => self.found.insert(suspect),
             None => self.found.insert(Suspect {
@@ -350,21 +351,24 @@ impl Detector {
         } else {
             GRACE
         };
+        if idle >= Some(GRACE / 2) {
+            fs::write(run.join(NO_PATIENCE), "")?;
+        }
         if idle < Some(grace) {
-            return false;
+            return Ok(false);
         }
         let asleep: BTreeSet<_> = stopped.iter().flat_map(|pid| sleeping(*pid)).collect();
         let before = suspect.asleep.get_or_insert_with(|| asleep.clone());
         if !before.is_disjoint(&asleep) {
-            return since >= LONGEST_SLEEP;
+            return Ok(since >= LONGEST_SLEEP);
         }
         if before.is_empty() {
-            return true;
+            return Ok(true);
         }
         // All have woken. They have another grace period to end the wait.
         before.clear();
         suspect.since = Instant::now();
-        false
+        Ok(false)
     }
 
     /// The waits outside of communicators, once all of these processes are idle.

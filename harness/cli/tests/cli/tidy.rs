@@ -467,7 +467,7 @@ const OF_OURS: [&str; 5] = [
 ];
 /// Ways in of the package for Python, whose functions are guarded by themselves: `ci/pytest` fails
 /// each call of the observer.
-const OF_PACKAGE: [&str; 12] = [
+const OF_PACKAGE: [&str; 7] = [
     "self.torch._C._cuda_attach_out_of_memory_observer(self.write)",
     "torch.cuda._lazy_call(torch._harness_observer.start)",
     "spec.loader.exec_module = load_and_observe",
@@ -475,12 +475,6 @@ const OF_PACKAGE: [&str; 12] = [
     "torch._C._cuda_attach_out_of_memory_observer(write)",
     "os.register_at_fork(after_in_child=self.stop)",
     "ipython._showtraceback = show_others",
-    // Not guarded yet: those of `--values cpu`.
-    "registration.impl(full_name, kernel(namespace, name, schema.overload_name))",
-    "torch.ops.load_library = load_and_register",
-    "torch._ops.HigherOrderOperator.__init__ = create_without_key",
-    "threading.Thread._bootstrap_inner = _with_values(threading.Thread._bootstrap_inner)",
-    "rpc._run_function = _with_values(rpc._run_function)",
 ];
 
 /// Lines that install a function of ours in a program without the guard.

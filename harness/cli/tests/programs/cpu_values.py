@@ -96,7 +96,7 @@ for name, run in {
 # Repeated small operations run without Python, which runs each at most twice. The numbers stay those of the CPU.
 import collections, harness_cpu_values
 in_python, run = collections.Counter(), harness_cpu_values._Values.run
-harness_cpu_values._Values.run = lambda values, is_outer, kind, *arguments: (in_python.update([kind.name]), run(values, is_outer, kind, *arguments))[1]
+harness_cpu_values._Values.run = lambda values, is_outer, original, kind, *arguments: (in_python.update([kind.name]), run(values, is_outer, original, kind, *arguments))[1]
 def train(device):
     torch.manual_seed(0)
     layers = torch.nn.Conv2d(1, 4, 3), torch.nn.BatchNorm2d(4), torch.nn.Tanh(), torch.nn.Flatten(), torch.nn.LayerNorm(36), torch.nn.Linear(36, 5)
@@ -126,6 +126,11 @@ for operation in (torch.cumsum, torch.flip):
             operation(values, [0] if operation is torch.flip else 0)
         except RuntimeError as error:
             found["errors"].append(type(error).__name__)
+# A GPU ends a program that reads beyond a table.
+try:
+    torch.nn.functional.embedding(torch.tensor([9], device="cuda"), torch.ones(3, 3, device="cuda"))
+except IndexError as error:
+    found["errors"].append(type(error).__name__)
 # The tensors of a padded batch are nested.
 encoder = torch.nn.TransformerEncoder(torch.nn.TransformerEncoderLayer(16, 2, 32, batch_first=True), 2).eval()
 sequences, is_padding = torch.randn(2, 3, 16), torch.tensor([[False, False, True], [False, True, True]])

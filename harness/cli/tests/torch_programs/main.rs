@@ -311,11 +311,13 @@ fn main() -> ExitCode {
         &python,
         error_of_values,
     ));
-    trials.push(of_python(
-        "failing_hook.py: no failure of the hook reaches the program",
-        &python,
-        a_failing_hook,
-    ));
+    for (name, values) in [("small", "copies"), ("CPU", "cpu")] {
+        trials.push(of_python(
+            &format!("failing_hook.py: no failure of the hook reaches the program, {name} values"),
+            &python,
+            move |python: &Path| a_failing_hook(python, values),
+        ));
+    }
     trials.push(of_python(
         "a program that does not import torch has the reason for its missing figures",
         &python,
@@ -2319,10 +2321,10 @@ fn error_of_values(python: &Path) -> Result<(), Failed> {
     }
 }
 
-fn a_failing_hook(python: &Path) -> Result<(), Failed> {
+fn a_failing_hook(python: &Path, values: &str) -> Result<(), Failed> {
     let run = |arguments: &[&str]| {
         harness()
-            .args(["exec", "--"])
+            .args(["exec", "--values", values, "--"])
             .arg(python)
             .arg(folder().join("failing_hook.py"))
             .args(arguments)

@@ -17,6 +17,7 @@ import operator
 import sys
 import threading
 
+import harness_guard as guard
 import harness_random_numbers as random_numbers
 import harness_torch_kernel as torch_kernel
 import torch
@@ -65,14 +66,10 @@ def _include(is_included, is_inner_included):
     _C._dispatch_tls_set_dispatch_key_included(_INNER_KEY, is_inner_included)
 
 
-def _with_values(function):
-    """Returns a function that includes the keys in its thread before it calls the given one."""
-
-    def run(*args, **kwargs):
-        _include(True, True)
-        return function(*args, **kwargs)
-
-    return run
+def _with_values(function, *args, **kwargs):
+    """Calls a function after this has included the keys in its thread."""
+    _include(True, True)
+    return function(*args, **kwargs)
 
 
 class NotComputed(Exception):
@@ -156,13 +153,13 @@ class _Values:
         self.not_computed = collections.Counter()  # operations that the CPU lacks
         self.beyond_limit = 0  # operations for which host memory did not suffice
 
-    def run(self, is_outer, kind, args, kwargs):
+    def run(self, is_outer, original, kind, args, kwargs):
         """Runs an operation. Small dense tensors take the fast path, all others `run_any`."""
         on_cpu = None
         if _C._len_torch_dispatch_stack() > 0:
-            return self.run_any(is_outer, kind, args, kwargs)
+            return self.run_any(is_outer, original, kind, args, kwargs)
         if kind.is_empty:  # A kernel that is not computed leaves zeros in its results, not what the memory contained before.
-            result = kind.operation(*args, **kwargs)
+            result = original(*args, **kwargs)
             self.clear((result,))
             return result
         if (kind.is_plain or kind.dropout and not kind.draws(args)) and not (self.captures.value and _C._cuda_isCurrentStreamCapturing()):
@@ -176,11 +173,11 @@ class _Values:
             if kind.counts and on_cpu and kind.counts(*on_cpu, **kwargs):
                 on_cpu = None
         if on_cpu is None:
-            return self.run_any(is_outer, kind, args, kwargs)
+            return self.run_any(is_outer, original, kind, args, kwargs)
         if on_cpu is args:
-            return kind.operation(*args, **kwargs)
+            return original(*args, **kwargs)
         try:
-            result = kind.operation(*args, **kwargs)
+            result = original(*args, **kwargs)
         except torch.OutOfMemoryError:
             raise
         except (RuntimeError, IndexError, ValueError) as error:
@@ -213,10 +210,13 @@ class _Values:
                     computed = kind.compute(*on_cpu, **kwargs)
                     self.accept(is_outer, kind, args)
                     return self.taken_over(kind, result, computed, kind.is_known)
+            except IndexError as error:  # A GPU ends the program too.
+                original.error = error
+                raise
             except (RuntimeError, TypeError, NotComputed):  # TypeError: another version of PyTorch.
                 pass
         self.end()
-        return self.computed(False, kind, args, kwargs, _tensors(args), result, True, None)
+        return self.computed(False, original, kind, args, kwargs, _tensors(args), result, True, None)
 
     def accept(self, is_outer, kind, args):
         """Reports that the CPU accepts arguments of these types, so that the library runs the operation next time."""
@@ -245,8 +245,7 @@ class _Values:
             on_cpu.append(value)
         return on_cpu if is_any_on_gpu else values
 
-    def run_any(self, is_outer, kind, args, kwargs):
-        operation = kind.operation
+    def run_any(self, is_outer, original, kind, args, kwargs):
         inputs = _tensors(args)
         _add_tensors(kwargs.values(), inputs)
         device = kwargs.get("device")
@@ -255,18 +254,18 @@ class _Values:
         for tensor in inputs:
             if type(tensor) not in _PLAIN:
                 if type(tensor).__torch_dispatch__ is not torch.Tensor.__torch_dispatch__:
-                    return self.passed_on(is_outer, kind, args, kwargs)
+                    return self.passed_on(is_outer, original, kind, args, kwargs)
                 if _C._is_torch_function_enabled():  # The subclass must not see how the values are computed.
                     with _C.DisableTorchFunctionSubclass():
-                        return self.run_any(is_outer, kind, args, kwargs)
+                        return self.run_any(is_outer, original, kind, args, kwargs)
             on_gpu |= tensor.is_cuda
             if _has_parts(tensor) or tensor.is_quantized:
                 is_computed &= _parts(tensor) is not None
                 is_merged &= tensor.layout != torch.sparse_coo or tensor.is_coalesced()
         if not on_gpu:
-            return operation(*args, **kwargs)
+            return original(*args, **kwargs)
         if _C._len_torch_dispatch_stack() > 0:
-            return self.passed_on(is_outer, kind, args, kwargs)
+            return self.passed_on(is_outer, original, kind, args, kwargs)
         is_captured = self.captures.value and _C._cuda_isCurrentStreamCapturing()
         is_computed = is_computed and not is_captured
         state = _random_state(kwargs.get("generator"), inputs, device) if is_computed and kind.draws(args) else None
@@ -278,7 +277,7 @@ class _Values:
         if counts:
             self.begin((ctypes.c_int64 * len(counts))(*counts), len(counts))
         try:
-            result = operation(*args, **kwargs)
+            result = original(*args, **kwargs)
         except torch.OutOfMemoryError:
             raise
         except (RuntimeError, IndexError, ValueError) as error:
@@ -291,15 +290,15 @@ class _Values:
             return self.despite(result, kind, args, kwargs, inputs, state)
         if is_captured:  # Launches of the graph are counted.
             return result
-        return self.computed(is_outer, kind, args, kwargs, inputs, result, is_computed, state)
+        return self.computed(is_outer, original, kind, args, kwargs, inputs, result, is_computed, state)
 
-    def passed_on(self, is_outer, kind, args, kwargs):
+    def passed_on(self, is_outer, original, kind, args, kwargs):
         """Calls the operation of a mode or a subclass. It calls operations on plain tensors, which arrive through the inner key."""
         self.end()
         _include(False, is_outer)
-        return kind.operation(*args, **kwargs)
+        return original(*args, **kwargs)
 
-    def computed(self, is_outer, kind, args, kwargs, inputs, result, is_computed, state):
+    def computed(self, is_outer, original, kind, args, kwargs, inputs, result, is_computed, state):
         """Computes the values of the GPU's results. Returns the results, or numbers in their place."""
         outputs = _tensors((result,))
         if not outputs and not kind.is_mutable and not kind.is_number:
@@ -318,7 +317,8 @@ class _Values:
             return result
         try:
             computed = self.compute(kind, args, kwargs, state)
-        except IndexError:  # A GPU ends the program too.
+        except IndexError as error:
+            original.error = error
             raise
         except Exception:  # The CPU lacks the operation, or does not have it for these types.
             self.not_computed[kind.name] += 1
@@ -1149,40 +1149,49 @@ def begin(path):
     library.harness_values_range.restype = library.harness_values_fit.restype = ctypes.c_bool
     library.harness_values_probe.restype = library.harness_values_compute.restype = ctypes.c_bool
     library.harness_values_not_computed.restype = library.harness_values_beyond_limit.restype = ctypes.c_uint64
-    values = _Values(library, begin, end)
+    values, operations = _Values(library, begin, end), torch.ops
 
-    def without_values(benchmark):
-        """Returns the benchmark without computed values: only times matter."""
+    def without_values(benchmark, *args, **kwargs):
+        """Calls the benchmark without computed values: only times matter."""
+        if not _C._dispatch_tls_is_dispatch_key_included(_INNER_KEY):  # A nested benchmark.
+            return benchmark(*args, **kwargs)
+        is_outer = enter()
+        try:
+            return benchmark(*args, **kwargs)
+        finally:
+            leave(is_outer)
 
-        def run(*args, **kwargs):
-            if not _C._dispatch_tls_is_dispatch_key_included(_INNER_KEY):  # A nested benchmark.
-                return benchmark(*args, **kwargs)
-            is_outer = enter()
-            try:
-                return benchmark(*args, **kwargs)
-            finally:
-                leave(is_outer)
-
-        return run
-
-    torch._harness_without_values = without_values
+    torch._harness_without_values = lambda benchmark: guard.around(benchmark, without_values)
 
     def kernel(namespace, name, overload):
         kind = None
+        find = lambda: getattr(getattr(getattr(operations, namespace), name), overload or "default")
 
-        def run(*args, **kwargs):
+        def without_values(*args, **kwargs):
+            is_outer = enter()
+            try:
+                return find()(*args, **kwargs)
+            finally:
+                leave(is_outer)
+
+        def run(original, *args, **kwargs):
             nonlocal kind
             is_outer = enter()
             try:
                 if kind is None:
-                    kind = _Kind(getattr(getattr(getattr(torch.ops, namespace), name), overload or "default"))
+                    kind = _Kind(find())
                     if kind.without_python and not library.harness_values_compute(ctypes.byref(kind.without_python)):
                         kind.without_python = None
-                return values.run(is_outer, kind, args, kwargs)
+                original.function = kind.operation
+                return values.run(is_outer, original, kind, args, kwargs)
+            except torch.OutOfMemoryError as error:
+                if error is not original.error:  # Of a result whose size depends on values.
+                    original.error = error
+                raise
             finally:
                 leave(is_outer)
 
-        return run
+        return without_values, run
 
     def register(namespaces):
         """Registers the operations of some namespaces."""
@@ -1193,43 +1202,41 @@ def begin(path):
             full_name = f"{schema.name}.{schema.overload_name}" if schema.overload_name else schema.name
             if namespace in found and not _is_without_values(schema) and _C._dispatch_has_kernel(full_name):
                 for registration in found[namespace]:
-                    registration.impl(full_name, kernel(namespace, name, schema.overload_name))
+                    registration.impl(full_name, guard.around(*kernel(namespace, name, schema.overload_name)))
 
     others = [torch_library.Library("_", "IMPL", key) for key in _KEYS]
     for registration in others:
         registration.m.fallback_fallthrough()
     _registrations.append(others)
     register(["aten"])
-    load = torch.ops.load_library
 
-    def load_and_register(*args, **kwargs):
+    def load_and_register(load, *args, **kwargs):
         known = {schema.name.partition("::")[0] for schema in _C._jit_get_all_schemas()}
         load(*args, **kwargs)
         register({schema.name.partition("::")[0] for schema in _C._jit_get_all_schemas()} - known)
 
-    torch.ops.load_library = load_and_register
+    guard.wrap(torch.ops, "load_library", load_and_register)
     _include(True, True)
     try:
         _registrations.append(torch_kernel.prepare(library, _KEYS))
     except AttributeError:
         pass  # This build of PyTorch lacks a function, so Python runs all operations.
-    # Operations of higher order call their functions with the key.
-    create = torch._ops.HigherOrderOperator.__init__
 
-    def create_without_key(operator, *args, **kwargs):
+    # Operations of higher order call their functions with the key.
+    def create_without_key(create, operator, *args, **kwargs):
         create(operator, *args, **kwargs)
         operator.fallthrough(_KEY)
         operator.fallthrough(_INNER_KEY)
 
-    torch._ops.HigherOrderOperator.__init__ = create_without_key
+    guard.wrap(torch._ops.HigherOrderOperator, "__init__", create_without_key)
     for operator in torch._ops._higher_order_ops.values():
         operator.fallthrough(_KEY)
         operator.fallthrough(_INNER_KEY)
     # Threads begin without the key. The backward pass gives its threads the keys of the thread that calls it.
-    threading.Thread._bootstrap_inner = _with_values(threading.Thread._bootstrap_inner)
+    guard.wrap(threading.Thread, "_bootstrap_inner", _with_values)
     rpc = sys.modules.get("torch.distributed.rpc.internal")
     if rpc is not None:  # Its threads are not Python's.
-        rpc._run_function = _with_values(rpc._run_function)
+        guard.wrap(rpc, "_run_function", _with_values)
     return lambda: {
         "kernels": library.harness_values_not_computed(),
         "operations": dict(values.not_computed),

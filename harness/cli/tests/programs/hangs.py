@@ -28,9 +28,9 @@ def main(rank, store):
             dist.broadcast(data, 0)
     if MODE == "fewer" and rank == 1:
         return
-    if MODE in ("slow", "sleeps") and rank == 0:
+    if MODE in ("slow", "sleeps", "child") and rank == 0:
         threading.Thread(target=join_late, args=(pairs[1],)).start()
-    if MODE in ("slow", "sleeps") and rank == 1:
+    if MODE in ("slow", "sleeps", "child") and rank == 1:
         dist.all_reduce(data, group=pairs[1])
         torch.cuda.synchronize()
     if MODE == "cycle":
@@ -54,6 +54,8 @@ def join_late(group):
     began = time.monotonic()
     if MODE == "sleeps":
         time.sleep(6)
+    if MODE == "child":
+        subprocess.run(["sleep", "6"], check=True)
     while time.monotonic() < began + 4:
         pass
     dist.all_reduce(torch.zeros(1024, device="cuda"), group=group)

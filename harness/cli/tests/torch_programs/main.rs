@@ -1104,6 +1104,7 @@ fn ranks_that_wait_forever(python: &Path) -> Result<(), Failed> {
         ("sleeps", ["", ""]),
         ("started", ["", ""]),
         ("ahead", ["", ""]),
+        ("child", ["", ""]),
         (
             "oom",
             [
@@ -1174,7 +1175,7 @@ fn ranks_that_wait_forever(python: &Path) -> Result<(), Failed> {
         let output = command.output().map_err(|error| error.to_string())?;
         let text = String::from_utf8_lossy(&output.stderr);
         let is_right = match *mode {
-            "slow" | "sleeps" | "started" | "ahead" => output.status.success(),
+            "slow" | "sleeps" | "started" | "ahead" | "child" => output.status.success(),
             "sizes" if *values == "copies" => {
                 output.status.success() && text.contains("different sizes: rank ")
             }

@@ -205,10 +205,15 @@ fn waits_for_processor(pid: u32) -> BTreeMap<u64, u64> {
         .collect()
 }
 
-/// The threads of a process that sleep for a time, each with the number of times that it has run.
+/// The threads of a process that sleep for a time or wait for the end of a child process, each with
+/// the number of times that it has run.
 pub(super) fn sleeping(pid: u32) -> BTreeSet<(u64, u64)> {
+    let waits_for_child = |thread: &Path| {
+        let call = current_call(thread).0;
+        matches!(call, Some(libc::SYS_wait4 | libc::SYS_waitid))
+    };
     threads(pid)
-        .filter(|thread| is_asleep(thread))
+        .filter(|thread| is_asleep(thread) || waits_for_child(thread))
         .filter_map(|thread| Some((number(&thread)?, scheduled(&thread, 2)?)))
         .collect()
 }

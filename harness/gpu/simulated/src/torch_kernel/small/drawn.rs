@@ -395,3 +395,33 @@ unsafe extern "C" fn harness_small_random(generators: *const c_void) {
     let generators = unsafe { generators.cast::<Generators>().read() };
     let _ = GENERATORS.set(generators);
 }
+
+#[cfg(test)]
+mod tests {
+    use super::{Drawing, Draws};
+    use crate::distributions::INT32;
+    use crate::torch_kernel::{INT, Value};
+
+    #[test]
+    fn before_torch_2_7_integers_of_32_bits_are_one_word_in_any_range() {
+        let words = |is_old, scalar_type| {
+            let bound = |number: i64| Some(Value::new(INT, number as usize));
+            let drawing = Drawing {
+                draws: Draws::IntegersFrom,
+                is_old,
+                state: [0; 2],
+                numbers: [bound(-(1 << 31)), bound(1 << 31)],
+                tensors: [None, None],
+            };
+            drawing
+                .integers(scalar_type)
+                .map(|[_, _, is_long]| 1 + is_long)
+        };
+        let int64 = 4;
+        let found = [(true, INT32), (true, int64), (false, INT32)];
+        assert_eq!(
+            found.map(|(is_old, of)| words(is_old, of)),
+            [Some(1), Some(2), Some(2)]
+        );
+    }
+}

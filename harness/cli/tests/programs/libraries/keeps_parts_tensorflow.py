@@ -2,8 +2,6 @@
 # every error costs memory until the end.
 import tensorflow as tf
 
-start = tf.zeros((1 << 20,))  # TensorFlow's allocator keeps this memory for small tensors.
-del start
 total, failed = tf.zeros(()), []
 for part in range(4):
     values = tf.fill((16 << 20,), float(part))

@@ -740,7 +740,7 @@ def _note_reads(module):
         seen, lines, modules = set(), set(), {}
 
         def note():
-            frame = sys._getframe(1).f_back  # That of the guard called this one.
+            frame = sys._getframe(1).f_back  # The guard's frame is between both.
             if name_of_file == "reads" and _saved.is_saved(frame):
                 return True
             if name_of_file == "polls" and (frame is None or frame.f_code.co_name != "query") and "cupy" not in sys.modules:

@@ -162,8 +162,8 @@ pub struct FaultCase {
     /// PyTorch's own frames, innermost first. Empty if there was no error or its stack is unknown.
     pub stack: Vec<ErrorFrame>,
     /// `true` if an OutOfMemoryError and nothing else ended the program, or it exited after it
-    /// caught one. After a failed call of a library, the library's
-    /// error replaces the OutOfMemoryError.
+    /// caught one. After a failed call of a library, the library's error replaces the
+    /// OutOfMemoryError.
     pub is_clean_end: bool,
     /// Bytes allocated at the end, minus those of the first run, or of the nearer one of two runs
     /// that differ. 0 between them. If the further runs are copies, minus those of the second.

@@ -10,6 +10,7 @@ import sys
 import threading
 import traceback
 import types
+import unittest
 
 FUNCTIONS = sys.exit, os._exit, os.execv, os.execve, os.mkfifo, os.mknod, threading.excepthook
 
@@ -87,6 +88,15 @@ def execute_by_descriptor():
     os.execve(os.open("/bin/sh", os.O_RDONLY), ["sh", "-c", "exit 8"], os.environ)
 
 
+def traced_functions():
+    """The functions of Python that a trace function sees while the program opens a file."""
+    names = []
+    sys.settrace(lambda frame, event, value: names.append(frame.f_code.co_name))
+    open(os.devnull, "w").close()
+    sys.settrace(None)
+    return names
+
+
 class Names:
     exit, end, hook = sys.exit, os._exit, threading.excepthook
 
@@ -103,6 +113,10 @@ def main():
         print(error_of(sys.exit, *args), error_of(exits_while_it_handles, *args))
     print(error_of(sys.exit, status=3), error_of(os._exit), error_of(os._exit, 1 << 80), error_of(os.execv, "/nowhere", ["nowhere"]))
     print(error_of(os.execve, "/bin/true", ["true"], 5), error_of(os.execvp, "a-program-that-no-folder-has", ["program"])[1:])
+    print(traced_functions())
+    result = unittest.TestResult()
+    for call, *args in (result.addError, 1, 2), (result.addSubTest, 1), (os.mkfifo, 3), (os.mknod,), (os.mkfifo, None):
+        print(error_of(call, *args))
     # It exits, or the limit is reached: it does not return.
     limit = sys.getrecursionlimit()
     print(sorted({error_of(exit_near_the_limit, left)[1].partition("(")[0] for left in range(limit - 40, limit)}))

@@ -60,7 +60,6 @@ first_shared = None
 _is_watching = True
 # Called with each event, its arguments and the frame that raised it.
 also = None
-_kept = []  # What the library's function for Python needs.
 # Files and folders that `tempfile` has named.
 _temporary = set()
 _without_variables = set()
@@ -214,10 +213,8 @@ def _effect_of(event, arguments):
 
 
 # At the interpreter's exit this module's names become None, while destructors of the program still run.
-def _watch(event, arguments, events=frozenset(_EVENTS)):
+def _watch(event, arguments):
     global first, first_shared
-    if event not in events:
-        return
     caller = guard.caller()
     if also:
         also(event, arguments, caller)
@@ -270,38 +267,15 @@ def note_read(path):
     sys.audit("open", path, "rb", os.O_RDONLY)
 
 
-def shorten(path):
-    """Makes the library at `path` decide which events `_watch` takes: Python takes longer for that than PyTorch for many operations."""
-    import ctypes
-
-    class Method(ctypes.Structure):
-        """`PyMethodDef`"""
-
-        _fields_ = [("name", ctypes.c_char_p), ("function", ctypes.c_void_p), ("flags", ctypes.c_int), ("doc", ctypes.c_char_p)]
-
-    library, python = ctypes.CDLL(path), ctypes.pythonapi
-    address = lambda function: ctypes.cast(function, ctypes.c_void_p).value
-    try:
-        needed = [address(function) for function in (python.PyUnicode_AsUTF8, python.PyObject_Vectorcall, python.Py_IncRef)]
-    except AttributeError:
-        return  # A Python before 3.9.
-    names = ctypes.create_string_buffer("\n".join(sorted(_EVENTS)).encode())
-    library.harness_python_events_begin((ctypes.c_void_p * 4)(*needed, ctypes.addressof(names)))
-    method = Method(b"watch", address(library.harness_python_events), 0x80, None)  # METH_FASTCALL
-    _kept.append(method)
-    python.PyCFunction_NewEx.argtypes = [ctypes.c_void_p, ctypes.py_object, ctypes.c_void_p]
-    python.PyCFunction_NewEx.restype = ctypes.py_object
-    _hook.__setstate__((python.PyCFunction_NewEx(ctypes.addressof(method), _hook.func, None), (), {}, None))
-
-
 def _announce(name, event):
     """Makes a function of `os` raise the event that Python lacks."""
     if not hasattr(os, name):
         return
 
     def announcing(original, *arguments, **named):
+        result = original(*arguments, **named)
         event(arguments, named)
-        return original(*arguments, **named)
+        return result
 
     guard.wrap(os, name, announcing)
 
@@ -320,4 +294,4 @@ def _announce_all():
 
 
 _announce_all()
-_hook = guard.on_events(_watch)
+guard.on_events(_watch, _EVENTS)

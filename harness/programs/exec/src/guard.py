@@ -10,6 +10,17 @@ import types
 _HERE = os.path.dirname(os.path.abspath(__file__)) + os.sep
 # Later places of exceptions of ours are not noted.
 _MOST_PLACES = 16
+# Functions that the library calls, in the order of `Python` in python_events.rs.
+_FOR_EVENTS = (
+    "PySys_AddAuditHook",
+    "PyObject_CallFunction",
+    "Py_IncRef",
+    "Py_DecRef",
+    "PyInterpreterState_Get",
+    "PyThreadState_Get",
+    "PyThreadState_EnterTracing",
+    "PyThreadState_LeaveTracing",
+)
 _noted = set()
 # The folder of the run.
 folder = os.environ.get("HARNESS_GPU_RUN")
@@ -82,17 +93,21 @@ def _ends(error):
     if not isinstance(error, Exception):
         return False
     try:
-        if _is_of_program(error):
-            return False
+        return not _is_of_program(error)
+    except Exception:
+        return True  # The limit of recursions, or the end of the interpreter.
+
+
+def _note_ended(error):
+    try:
         note(error)
     except Exception:
-        pass  # A full disk, the limit of recursions, or the end of the interpreter.
-    return True
+        pass  # A full disk, or as in `_ends`.
 
 
 def entry(function, otherwise=None):
     """Returns a function that calls ours, and returns `otherwise` if that fails."""
-    ends = _ends  # At the interpreter's end this module's names become None.
+    ends, note_ended = _ends, _note_ended  # At the interpreter's end this module's names become None.
 
     @functools.wraps(function)
     def guarded(*args, **kwargs):
@@ -101,6 +116,8 @@ def entry(function, otherwise=None):
         except BaseException as error:
             try:
                 is_end = ends(error)
+                if is_end:
+                    note_ended(error)
             except RecursionError:
                 is_end = True  # The program has left no frame for more.
             if not is_end:
@@ -128,8 +145,8 @@ class _Original:
 
 def around(function, ours):
     """Returns a function that calls ours with the wrapped one and the program's arguments. If ours fails, the program gets what the wrapped one returned or
-    raised; if ours had not called it yet, it is called then."""
-    ends, original_of = _ends, _Original  # As in `entry`.
+    raised; if ours had not called it yet, it is called then. If both fail, the arguments are wrong."""
+    ends, note_ended, original_of = _ends, _note_ended, _Original  # As in `entry`.
 
     @functools.wraps(function)
     def guarded(*args, **kwargs):
@@ -145,26 +162,34 @@ def around(function, ours):
                     raise
                 try:
                     is_end = ends(error)
+                    if is_end and original.is_called:
+                        note_ended(error)
                 except RecursionError:
                     is_end = True
                 if not is_end:
                     raise
-            if original.is_called and original.error is None:
-                return original.result
+                failure = error
             try:
-                if original.is_called:
+                if original.error is not None:
                     raise original.error
+                if original.is_called:
+                    return original.result
                 # Without a frame of `_Original`: the program may have left none.
-                return function(*args, **kwargs)
+                result = function(*args, **kwargs)
             except BaseException as error:
                 if original.is_called:
                     error.__traceback__, error.__context__ = original.trace, original.context
                 else:
                     error.__traceback__ = error.__traceback__.tb_next
                 raise
+            try:
+                note_ended(failure)
+            except RecursionError:
+                pass
+            return result
         finally:
             # An exception that a frame of its own traceback holds would keep the program's tensors.
-            original.error = original.trace = original.context = None
+            original.error = original.trace = original.context = failure = None
 
     return guarded
 
@@ -245,11 +270,22 @@ def callback(function, otherwise=False):
     return ctypes.CFUNCTYPE(ctypes.c_bool)(entry(function, otherwise))
 
 
-def on_events(function):
-    """Calls a function with each audit event. Returns the hook, which stays; what it calls can change."""
-    hook = functools.partial(entry(function))
-    sys.addaudithook(hook)
-    return hook
+def on_events(function, names):
+    """Calls a function with the audit events of these names. The simulated GPU's library, which this process has loaded, chooses them: Python takes longer for
+    that than PyTorch for many operations."""
+    hook = entry(function)
+    try:
+        import ctypes
+
+        begin = ctypes.CDLL(None).harness_python_events_begin
+        needed = [ctypes.cast(getattr(ctypes.pythonapi, name), ctypes.c_void_p).value for name in _FOR_EVENTS]
+    except (ImportError, AttributeError):
+        # A Python before 3.11, or a GPU that is not simulated.
+        sys.addaudithook(lambda event, arguments, names=frozenset(names): hook(event, arguments) if event in names else None)
+        return
+    begin.restype = ctypes.c_bool
+    text = ctypes.create_string_buffer("\n".join(sorted(names)).encode())
+    begin((ctypes.c_void_p * (len(needed) + 2))(*needed, id(hook), ctypes.addressof(text)))
 
 
 class _Finder:

@@ -996,7 +996,6 @@ def _with_cuda(module):
     if os.environ.get("HARNESS_GPU_SAMPLES"):
         steps.append(_sample_allocated)
     if _IS_COPIES:
-        steps.append(lambda module: _guard.when_cuda_begins(module, lambda: _effects.shorten(_core())))
         steps.append(_note_reads)
         steps.append(lambda module: _guard.when_cuda_begins(module, _compute_small_values))
     if _copies:

@@ -1,15 +1,16 @@
 """What the values of small tensors cost: python ci/values_cost.py [PROGRAM]...
 
-Trains models on simulated GPUs with `--values zeros` and with the default, in turns, and prints processor time per iteration and the ratio. `HARNESS`
-names the program, HARNESS_SIMULATED_GPU_LIBRARY an optimized library for it. Needs torch in this Python.
+Trains models on simulated GPUs with `--values zeros` and with the default, and prints the instructions of an iteration, which Callgrind counts, and the
+ratio: the median of three runs. `HARNESS` names the program, HARNESS_SIMULATED_GPU_LIBRARY an optimized library for it. Needs torch in this Python, and
+valgrind.
 """
 import gc
 import os
 import subprocess
 import sys
-import time
+import tempfile
 
-ROUNDS, PROCESSES, ITERATIONS = 20, 4, 6
+ROUNDS, ITERATIONS = 3, 40
 VALUES = "zeros", "copies"
 
 
@@ -82,53 +83,49 @@ PROGRAMS = {program.__name__: program for program in (resnet50, mlp_adam, mlp_sc
 
 
 def run(name):
-    """Runs iterations whenever a line arrives, and prints the milliseconds of each but the first."""
+    """Runs iterations after a line arrives."""
     import torch
 
     step = PROGRAMS[name](torch)
-    for _ in range(3):
+    for _ in range(6):
         step()
     gc.collect()
     gc.freeze()
     gc.disable()
-    print("ready", flush=True)
-    for _ in sys.stdin:
-        times = []
-        for _ in range(ITERATIONS):
-            before = time.process_time()
-            step()
-            times.append(1e3 * (time.process_time() - before))
-        print(*times[1:], flush=True)
+    print("ready", os.getpid(), flush=True)
+    sys.stdin.readline()
+    for _ in range(ITERATIONS):
+        step()
+    print("done", flush=True)
+    sys.stdin.readline()
 
 
-def measure(name):
-    """The least, the tenth percentile and the median of the times, for each kind of values."""
-    harness = os.environ.get("HARNESS", "harness")
-    started = []
-    for values in VALUES * PROCESSES:  # Processes differ by the addresses that they happen to get.
-        command = [harness, "exec", "--memory", "80GiB", "--values", values, "--", sys.executable, os.path.abspath(__file__), "run", name]
-        process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
-        started.append((values, process))
-        if process.stdout.readline() != "ready\n":
+def count(name, values, folder):
+    """The instructions of an iteration."""
+    harness, counts = os.environ.get("HARNESS", "harness"), os.path.join(folder, "counts")
+    valgrind = ["valgrind", "--tool=callgrind", "--instr-atstart=no", f"--callgrind-out-file={counts}"]
+    command = [harness, "exec", "--memory", "80GiB", "--values", values, "--", *valgrind, sys.executable, os.path.abspath(__file__), "run", name]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
+        switch = lambda state, pid: subprocess.run(["callgrind_control", "-i", state, pid], check=True, capture_output=True)
+        answer = process.stdout.readline().split()
+        if answer[:1] != ["ready"]:
             sys.exit(f"{name} did not start: {' '.join(command)}")
-    times = {values: [] for values in VALUES}
-    for _ in range(ROUNDS):
-        for values, process in started:
-            process.stdin.write("\n")
-            process.stdin.flush()
-            times[values] += map(float, process.stdout.readline().split())
-    for _, process in started:
-        process.communicate()
-    pick = lambda found: [found[0], found[len(found) // 10], found[len(found) // 2]]
-    return {values: pick(sorted(found)) for values, found in times.items()}
+        switch("on", answer[1])
+        process.stdin.write("\n")
+        process.stdin.flush()
+        process.stdout.readline()
+        switch("off", answer[1])
+        process.stdin.write("\n")
+    with open(counts) as file:
+        return sum(int(line.split()[1]) for line in file if line.startswith("totals:")) / ITERATIONS
 
 
 def main(names):
-    print("program", *(f"{part} {values} [ms]" for part in ("least", "10 %", "median") for values in VALUES), "more", sep="\t")
+    print("program", *(f"{values} [instructions]" for values in VALUES), "more", sep="\t")
     for name in names or PROGRAMS:
-        zeros, copies = measure(name).values()
-        cells = [f"{time:.3f}" for pair in zip(zeros, copies) for time in pair]
-        print(name, *cells, ", ".join(f"{b / a - 1:+.1%}" for a, b in zip(zeros, copies)), sep="\t", flush=True)
+        with tempfile.TemporaryDirectory() as folder:
+            zeros, copies = (sorted(count(name, values, folder) for _ in range(ROUNDS))[ROUNDS // 2] for values in VALUES)
+        print(name, f"{zeros:.0f}", f"{copies:.0f}", f"{copies / zeros - 1:+.1%}", sep="\t", flush=True)
 
 
 if __name__ == "__main__":

@@ -270,14 +270,13 @@ def callback(function, otherwise=False):
     return ctypes.CFUNCTYPE(ctypes.c_bool)(entry(function, otherwise))
 
 
-def on_events(function, names):
-    """Calls a function with the audit events of these names. The simulated GPU's library, which this process has loaded, chooses them: Python takes longer for
-    that than PyTorch for many operations."""
+def on_events(function, names, path):
+    """Calls a function with the audit events of these names. The library at `path` chooses them: Python takes longer for that than PyTorch for many operations."""
     hook = entry(function)
     try:
         import ctypes
 
-        begin = ctypes.CDLL(None).harness_python_events_begin
+        begin = ctypes.PyDLL(path).harness_python_events_begin
         needed = [ctypes.cast(getattr(ctypes.pythonapi, name), ctypes.c_void_p).value for name in _FOR_EVENTS]
     except (ImportError, AttributeError):
         # A Python before 3.11, or a GPU that is not simulated.

@@ -1324,6 +1324,7 @@ def _begin_hook():
         _guard.on_import("torch.distributed.distributed_c10d", _change_ranks)
     if _IS_COPIES or os.environ.get("HARNESS_GPU_COPIES"):
         _effects, _saved = _own_module("effects"), _own_module("saved")
+        _effects.begin(_core())
         _follow_saved()
         for name, change in _WRITERS.items():
             _guard.on_import(name, _if_known(change))

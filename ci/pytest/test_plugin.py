@@ -50,6 +50,36 @@ def test_a_failed_test_says_why(pytester):
         result.stdout.fnmatch_lines_random(line)
 
 
+WITHOUT_TORCH = """
+import ctypes, pytest
+
+def request():
+    assert ctypes.CDLL("libcudart.so.13").cudaMalloc(ctypes.byref(ctypes.c_void_p()), ctypes.c_size_t(4 << 20)) == 0
+
+@pytest.mark.gpu_memory(max_reserved="4MiB")
+def test_fits():
+    request()
+
+@pytest.mark.gpu_memory(max_reserved="2MiB")
+def test_exceeds_its_limit():
+    request()
+
+@pytest.mark.gpu_memory(max_allocated="8MiB")
+def test_is_unknown():
+    request()
+"""
+
+
+def test_limits_of_a_test_without_torch(pytester):
+    pytester.makepyfile(WITHOUT_TORCH)
+    result = pytester.runpytest_subprocess("-p", "no:cacheprovider")
+    result.assert_outcomes(passed=1, failed=2)
+    result.stdout.fnmatch_lines_random([
+        "peak reserved is 4.00 MiB (4194304 bytes), and max_reserved is 2.00 MiB (2097152 bytes)",
+        "max_allocated: the peak is unknown, because no library of the test reports it; max_reserved limits *",
+    ])
+
+
 # Every child ends differently.
 ENDS = """
 import os, signal, sys, time, pytest

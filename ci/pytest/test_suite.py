@@ -62,7 +62,7 @@ def test_a_measured_suite_has_a_row_for_each_test(pytester):
         "30.00 MiB stay in use after test_memory.py::test_that_leaves_memory",
         "2 tests used no GPU.",
         "1 test failed.",
-        "2 tests read values that nothing computed. --gpu-memory-options='--values cpu' computes them.",
+        "2 tests read values that nothing computed. --gpu-memory-options='--values cpu' computes those of torch.",
     ])
     assert result.ret == pytest.ExitCode.TESTS_FAILED
     data = json.loads((pytester.path / "gpu-memory.json").read_text())
@@ -147,6 +147,44 @@ def test_memory_of_a_process_that_an_earlier_test_has_started_counts(pytester):
     assert {name.rpartition("::")[2]: (row["peak"], row["uses_gpu"]) for name, row in rows.items()} == {
         "test_starts": (20 * MIB, True), "test_grows": (320 * MIB, True),
     }
+
+
+# Stands for JAX, whose allocator publishes statistics and keeps its memory, unless it requests each array from the driver.
+JAX = {
+    "__init__": """
+import ctypes, os
+used = False
+class Device:
+    platform, local_hardware_id = "gpu", 0
+    def memory_stats(self):
+        return None if os.environ.get("XLA_PYTHON_CLIENT_ALLOCATOR") == "platform" else {"bytes_in_use": 64 << 20}
+def local_devices():
+    return [Device()]
+def ones():
+    global used
+    used = True
+    assert ctypes.CDLL("libcudart.so.13").cudaMalloc(ctypes.byref(ctypes.c_void_p()), ctypes.c_size_t(64 << 20)) == 0
+""",
+    "_src/__init__": "",
+    "_src/xla_bridge": "import jax\ndef backends_are_initialized(): return jax.used",
+}
+
+
+@pytest.mark.parametrize("allocator", ["default", "platform"])
+def test_the_memory_that_a_library_keeps_is_not_that_of_a_test(pytester, monkeypatch, allocator):
+    monkeypatch.setenv("XLA_PYTHON_CLIENT_ALLOCATOR", allocator)
+    pytester.makepyfile(**{f"jax/{name}": text for name, text in JAX.items()}, test_jax="import jax\ndef test_ones(): jax.ones()")
+    result = pytester.runpytest_subprocess(*OPTIONS, "--gpu-memory")
+    keeps = [
+        "   64.00 MiB     unknown  test_jax.py::test_ones (includes what JAX keeps: see below)",
+        "1 test ran next to memory that JAX keeps until the process ends. XLA_PYTHON_CLIENT_ALLOCATOR=platform pytest --gpu-memory measures each test.",
+    ]
+    own = ["   64.00 MiB   64.00 MiB  test_jax.py::test_ones", "64.00 MiB stay in use after test_jax.py::test_ones"]
+    shown, missing = (keeps, own) if allocator == "default" else (own, keeps)
+    for line in shown:
+        assert line in result.outlines
+    for line in missing:
+        assert line not in result.outlines
 
 
 def test_tests_that_do_not_run_keep_their_rows(pytester):

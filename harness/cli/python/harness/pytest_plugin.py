@@ -345,18 +345,26 @@ def size(name, value):
 
 def above(record, limits):
     """Returns a line for each limit that the highest peak of all devices exceeds."""
-    torches = [(process, process["torch"] or {}) for process in record["processes"]]
-    statistics = [device for _, torch in torches for device in (torch.get("memory_stats") or {}).values()]
-    used = lambda process: any(device["mallocs"] for device in process["devices"])
-    killed = [process["pid"] for process, torch in torches if torch.get("statistics") == "at_least" and used(process)]
+    used = [process for process in record["processes"] if any(device["mallocs"] for device in process["devices"])]
+    killed = [process["pid"] for process in used if (process["torch"] or {}).get("statistics") == "at_least"]
     lines = [f"the peak of process {pid} is unknown, because it ended before torch could report" for pid in killed]
     for name, limit in limits.items():
-        peak = max((device[f"{name}_bytes.all.peak"] for device in statistics), default=None)
-        if peak is None:
+        found = [peak for process in used if process["pid"] not in killed for peak in peaks(process, name)]
+        if None in found:
+            lines.append(f"max_{name}: the peak is unknown, because no library of the test reports it; max_reserved limits what the test requests from the driver")
+        elif not found and not killed:
             lines.append(f"max_{name}: the test did not use the GPU")
-        elif peak > limit:
-            lines.append(f"peak {name} is {text(peak)}, and max_{name} is {text(limit)}")
+        elif max(found, default=0) > limit:
+            lines.append(f"peak {name} is {text(max(found))}, and max_{name} is {text(limit)}")
     return "\n".join(lines)
+
+
+def peaks(process, name):
+    """Returns the peaks of a process on its devices, `None` if unknown. Without torch, reserved memory is what the driver has served."""
+    torch = process["torch"] or {"library": None}
+    if name == "reserved" and "library" in torch:
+        return [device["peak_reserved"] for device in process["devices"]]
+    return [device.get(f"{name}_bytes.all.peak") for device in (torch.get("memory_stats") or {}).values()] or [None]
 
 
 def lines_at_peak(program, snapshot):

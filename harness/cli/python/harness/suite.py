@@ -27,6 +27,11 @@ SHARED = "harness.suite.shared"
 CONTEXT = "800MiB"
 # The outcome of a test during which its process ended.
 ENDS = "ended the process"
+# Libraries that keep memory until the process ends, and how to measure each test.
+KEEPING = {
+    "JAX": "XLA_PYTHON_CLIENT_ALLOCATOR=platform pytest --gpu-memory measures each test.",
+    "TensorFlow": "The mark gpu_memory measures a test in its own process.",
+}
 # Where Python keeps the frames of the last failed test, and what their variables hold.
 LAST_ERROR = "last_exc", "last_type", "last_value", "last_traceback"
 # Lines of the table: the tests that need most, and those that leave most.
@@ -171,14 +176,20 @@ def table(tests, path):
     lines += [f"{'fits into':>12}{'of its own':>12}  test"] if largest else []
     for name, row in largest[:ROWS]:
         doubt = " (or another size: see the values below)" if row["reads"] else ""
-        lines.append(f"{size(row['peak']):>12}{size(row['peak'] - row['start']):>12}  {name}{doubt}")
+        doubt += f" (includes what {' and '.join(row['keeps'])} keeps: see below)" if row.get("keeps") else ""
+        own = "unknown" if row.get("keeps") else size(row["peak"] - row["start"])
+        lines.append(f"{size(row['peak']):>12}{own:>12}  {name}{doubt}")
     if len(largest) > ROWS:
         lines.append(f"{len(largest) - ROWS} more fit into {size(largest[ROWS][1]['peak'])} or less.")
     said = [
         (sum(row["uses_gpu"] is False for row in tests.values()), "{} used no GPU."),
         (sum(row["outcome"] == "failed" for row in tests.values()), "{} failed."),
         (sum(row["outcome"] == ENDS for row in tests.values()), "{} ended the process: the memory is unknown."),
-        (sum(bool(row["reads"]) for row in tests.values()), "{} read values that nothing computed. --gpu-memory-options='--values cpu' computes them."),
+        (sum(bool(row["reads"]) for row in tests.values()), "{} read values that nothing computed. --gpu-memory-options='--values cpu' computes those of torch."),
+    ]
+    said += [
+        (sum(library in row.get("keeps", ()) for row in tests.values()), f"{{}} ran next to memory that {library} keeps until the process ends. {advice}")
+        for library, advice in KEEPING.items()
     ]
     leaving = sorted(((row["leaves"], name) for name, row in tests.items() if row["leaves"]), reverse=True)
     lines += [f"{size(leaves)} stay in use after {name}" for leaves, name in leaving[:LEAVING]]
@@ -226,6 +237,15 @@ def release_caches():
         cupy.get_default_memory_pool().free_all_blocks()
 
 
+def keeping_libraries():
+    """The libraries of this process whose allocator has memory that it never returns. One that requests each tensor from the driver publishes no statistics."""
+    libraries = sys.modules["harness_libraries"]
+    found = [library for library in libraries.imported() if library.NAME in KEEPING]
+    with contextlib.suppress(Exception):
+        found = [library for library in found if any(library.statistics(sys.modules[library.MODULE], []).values())]
+    return [library.NAME for library in found]
+
+
 class Measured:
     """Writes a row for each test of this process."""
 
@@ -266,6 +286,7 @@ class Measured:
         for name in LAST_ERROR:
             vars(sys).pop(name, None)
         left = self.without_cycles(lambda used: used - sum(self.fixtures.values()) > start - of_fixtures)
+        keeps = keeping_libraries()
         self.append({
             "test": item.nodeid,
             "outcome": self.outcome,
@@ -275,7 +296,8 @@ class Measured:
             # The memory of a fixture may be requested by another test.
             "uses_gpu": bool(processes) or bool(of_fixtures) and self.outcome != "skipped" or work(after) > work(before),
             "reads": after.uncomputed_reads - (before.uncomputed_reads if before else 0) if after else 0,
-            "leaves": max(0, left - sum(self.fixtures.values()) - start + of_fixtures),
+            "leaves": None if keeps else max(0, left - sum(self.fixtures.values()) - start + of_fixtures),
+            **({"keeps": keeps} if keeps else {}),
         })
 
     @pytest.hookimpl(hookwrapper=True)

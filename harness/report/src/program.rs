@@ -444,8 +444,8 @@ fn models(program: &ProgramReport<'_>, settings: &Settings) -> Vec<String> {
         format!("Each process uses {context_overhead} for its CUDA context{of_libraries}."),
         values.to_owned(),
         workspace,
-        "torch's host code and its allocator are real, including sizes, order and addresses of \
-         allocations, retries and errors."
+        "Allocators and host code of torch and other libraries are real, including sizes, order \
+         and addresses of allocations, retries and errors."
             .to_owned(),
         "Allocated memory is sampled; reserved memory changes at driver allocations and frees."
             .to_owned(),

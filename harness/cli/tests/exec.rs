@@ -1336,12 +1336,16 @@ const LIBRARIES: [(&str, &str); 7] = [
     (
         "cupy/__init__.py",
         "import used\nfrom . import cuda\n__version__ = '14.2.0'\nclass _Pool:\n    \
-         used_bytes = total_bytes = lambda self: used.by['cupy']\n\
-         def get_default_memory_pool(): return _Pool()\n",
+         used_bytes = total_bytes = lambda self: used.by['cupy']\n    \
+         def malloc(self): pass\n_pool = _Pool()\n\
+         def get_default_memory_pool(): return _pool\n\
+         cuda.allocator = _pool.malloc\nclass OtherPool(_Pool):\n    \
+         used_bytes = total_bytes = lambda self: used.by['other']\n",
     ),
     (
         "cupy/cuda.py",
-        "class Device:\n    def __init__(self, device): print('asks for', device)\n    \
+        "def get_allocator(): return allocator\n\
+         class Device:\n    def __init__(self, device): print('asks for', device)\n    \
          def __enter__(self): pass\n    def __exit__(self, *error): pass\n\
          class runtime:\n    def getDeviceCount(): print('asks')\n",
     ),
@@ -1385,6 +1389,25 @@ fn a_process_has_the_name_and_figures_of_the_libraries_that_it_uses(world: World
             "import jax, cupy, used; used.malloc('jax', 1 << 20); used.malloc('cupy', 1 << 20)",
             "pass",
             "JAX and CuPy, XLA's BFC allocator and CuPy's memory pool: allocated at the end 2 MiB",
+        ),
+        (
+            "import cupy, used; used.malloc('cupy', 1 << 20)\n\
+             cupy.cuda.allocator = cupy.OtherPool().malloc; used.malloc('other', 2 << 20)",
+            "pass",
+            "CuPy 14.2.0, CuPy's OtherPool: allocated at the end 3 MiB, reserved at the end 3 MiB",
+        ),
+        (
+            "import cupy, used; used.malloc('other', 1 << 20)\n\
+             def allocate(size): pass\ncupy.cuda.allocator = allocate",
+            "pass",
+            "CuPy 14.2.0, its allocator `allocate`: reserved at the end 2 MiB",
+        ),
+        (
+            "import jax, os; os.environ['XLA_PYTHON_CLIENT_ALLOCATOR'] = 'cuda_async'\n\
+             import used; used.malloc('jax', 1 << 20)",
+            "pass",
+            "JAX 0.9.0, XLA_PYTHON_CLIENT_ALLOCATOR=cuda_async: peak allocated 1 MiB, allocated at \
+             the end 1 MiB",
         ),
     ] {
         let program = format!("import os, signal\n{program}\n{end}");

@@ -437,7 +437,7 @@ def _write_statistics_of_libraries(is_end=True, asks=True):
     named = [library for library in _libraries.imported() if not _of_libraries or library.NAME in _of_libraries]
     found = {"rank": os.environ.get("RANK"), "ended_out_of_memory": False, "memory_stats": _sum_of_libraries()}
     found["problem"] = next(iter(_problems.values()), None) if not _of_libraries else None
-    found["library"] = {"name": " and ".join(library.NAME for library in named), "allocator": " and ".join(library.ALLOCATOR for library in named)}
+    found["library"] = {"name": " and ".join(library.NAME for library in named), "allocator": " and ".join(map(_libraries.allocator, named))}
     found["version"] = _libraries.version(named[0]) if len(named) == 1 else ""
     if is_end:
         _note_error_of_library(getattr(sys, "last_value", None))

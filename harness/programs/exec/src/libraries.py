@@ -21,6 +21,7 @@ def _none(module, devices):
 
 class _Jax:
     NAME, MODULE, DISTRIBUTION, ALLOCATOR = "JAX", "jax", "jax", "XLA's BFC allocator"
+    VARIABLE, OWN = "XLA_PYTHON_CLIENT_ALLOCATOR", ("", "default", "bfc")
     PACKAGES = ("jax", "jaxlib", "jax_plugins")
 
     @staticmethod
@@ -41,6 +42,7 @@ class _Jax:
 
 class _TensorFlow:
     NAME, MODULE, DISTRIBUTION, ALLOCATOR = "TensorFlow", "tensorflow", "tensorflow", "TensorFlow's BFC allocator"
+    VARIABLE, OWN = "TF_GPU_ALLOCATOR", ("", "bfc")
     PACKAGES = ("tensorflow", "keras")
 
     @staticmethod
@@ -67,11 +69,26 @@ class _CuPy:
         return type(error).__name__ == "OutOfMemoryError" and str(type(error).__module__).startswith("cupy.")
 
     @staticmethod
+    def chosen(cupy):
+        """The function that allocates, and its pool, `None` if it has none: a program can choose any function."""
+        allocate = cupy.cuda.get_allocator()
+        pool = getattr(allocate, "__self__", None)
+        return allocate, pool if hasattr(pool, "used_bytes") else None
+
+    @staticmethod
+    def allocator(cupy):
+        allocate, pool = _CuPy.chosen(cupy)
+        if pool is None:
+            return f"its allocator `{getattr(allocate, '__name__', type(allocate).__name__)}`"
+        return _CuPy.ALLOCATOR if type(pool) is type(cupy.get_default_memory_pool()) else f"CuPy's {type(pool).__name__}"
+
+    @staticmethod
     def statistics(cupy, devices):
-        pool, found = cupy.get_default_memory_pool(), {}
-        for device in devices:
+        pools, found = {cupy.get_default_memory_pool(), _CuPy.chosen(cupy)[1]}, {}
+        for device in devices if None not in pools else ():
             with cupy.cuda.Device(device):
-                found[str(device)] = {_ALLOCATED + ".current": pool.used_bytes(), _RESERVED + ".current": pool.total_bytes()}
+                used, held = (sum(getattr(pool, name)() for pool in pools) for name in ("used_bytes", "total_bytes"))
+                found[str(device)] = {_ALLOCATED + ".current": used, _RESERVED + ".current": held}
         return found
 
 
@@ -149,6 +166,20 @@ def version(library):
             except metadata.PackageNotFoundError:
                 found = ""
     return ".".join(map(str, found)) if isinstance(found, tuple) else str(found)
+
+
+def allocator(library):
+    """The name of the allocator of a library: another one if a variable or the program chooses it."""
+    variable = getattr(library, "VARIABLE", None)
+    value = os.environ.get(variable, "") if variable else ""
+    if variable and value.lower() not in library.OWN:
+        return f"{variable}={value}"
+    if hasattr(library, "allocator"):
+        try:
+            return library.allocator(sys.modules[library.MODULE])
+        except Exception as error:
+            guard.let_through(error)
+    return library.ALLOCATOR
 
 
 def is_out_of_memory(error):

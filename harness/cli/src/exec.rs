@@ -502,12 +502,32 @@ impl Exec {
         if !setup.uses_cuda && torch::begins_with_python(command) {
             terminal::message(setup::without_cuda(setup.program.python.as_deref()));
         }
+        let has_torch = setup.program.torch.is_some();
+        if !has_torch && torch::begins_with_python(command) {
+            self.check_without_torch(&setup)?;
+        }
         if self.alloc_conf.is_empty() {
             torch::settings_without_effect(setup.torch_version(), |name| std::env::var(name).ok())
                 .iter()
                 .for_each(terminal::message);
         }
         Ok(setup)
+    }
+
+    /// Refuses options that change only torch.
+    fn check_without_torch(&self, setup: &Setup) -> Result<(), CliError> {
+        let why = if self.values == Some(Values::Cpu) {
+            "`--values cpu` computes the operations of torch"
+        } else if !self.alloc_conf.is_empty() && setup.uses_cuda {
+            // A Python without any GPU library may start one that has torch.
+            "`--alloc-conf` has settings of torch's allocator"
+        } else {
+            return Ok(());
+        };
+        Err(CliError::input(
+            format!("{why}, and the program has no torch"),
+            "leave it out",
+        ))
     }
 
     /// Returns how the program ended, if it may end otherwise with computed values and can run
@@ -771,13 +791,6 @@ impl Exec {
             ));
         }
         let has_torch = setup.program.torch.is_some();
-        let is_python = torch::begins_with_python(&self.command);
-        if self.values == Some(Values::Cpu) && !has_torch && is_python {
-            return Err(CliError::input(
-                "`--values cpu` computes the operations of torch, and the program has no torch",
-                "leave it out, or give `--values copies`",
-            ));
-        }
         self.check_shared_memory(gpu)?;
         let default = setup.settings(gpu, memory);
         Ok(self.context_overhead.applied_to(Settings {

@@ -2700,6 +2700,9 @@ fn recovery_is_judged_by_the_error_of_another_library(world: World) {
     let ran = run(&["--memory", "8MiB"], "repeats.py");
     assert_eq!(ran.out, "retry 0\nretry 1\nretry 2\n", "{}", ran.err);
     assert!(ran.err.contains("3 out of memory errors"), "{}", ran.err);
+    let ran = run(&["--alloc-conf", "expandable_segments:True"], "repeats.py");
+    let why = "`--alloc-conf` has settings of torch's allocator, and the program has no torch";
+    assert!(ran.code == Some(2) && ran.err.contains(why), "{}", ran.err);
     let ran = run(&["--least-memory", "--exact"], "repeats.py");
     assert!(
         ran.out.contains("12 MiB are enough, 10 MiB are not"),

@@ -1,9 +1,9 @@
-# Two ranks, of which one does not call what the other waits for. The parent waits for both and ends neither.
+# Two ranks, of which one does not call what the other waits for. The parent waits for both and ends neither. Each argument is a mode.
 import os, socket, subprocess, sys, tempfile, threading, time
 import torch
 import torch.distributed as dist
 
-MODE = sys.argv[1]
+MODES = sys.argv[1:]
 
 
 def main(rank, store):
@@ -100,7 +100,7 @@ def started(store):
     sys.exit(child.wait() if rank == 0 else 0)
 
 
-if __name__ == "__main__":
+def run():
     with tempfile.TemporaryDirectory() as folder, socket.socket() as free:
         free.bind(("localhost", 0))
         store = f"tcp://localhost:{free.getsockname()[1]}" if MODE in ("init", "killed", "store") else f"file://{folder}/store"
@@ -112,5 +112,10 @@ if __name__ == "__main__":
             rank.start()
         for rank in ranks:
             rank.join()
-        if MODE == "ahead":
-            sys.exit(max(rank.exitcode for rank in ranks))
+        if MODE == "ahead" and any(rank.exitcode for rank in ranks):
+            sys.exit(1)
+
+
+if __name__ == "__main__":
+    for MODE in MODES:
+        run()

@@ -108,48 +108,6 @@ export! {
         answer(write(count, communicator.ranks as c_int));
     ncclCommUserRank(communicator: &Communicator, rank: Out<'_, c_int>) =
         answer(write(rank, communicator.rank as c_int));
-    ncclAllGather(
-        from: usize, to: usize, count: usize, kind: c_int, communicator: &Communicator,
-        stream: usize
-    ) = communicator
-        .on(stream)
-        .gather(call(Operation::AllGather, None, count, kind), from, to);
-    ncclGather(
-        from: usize, to: usize, count: usize, kind: c_int, root: c_int, communicator: &Communicator,
-        stream: usize
-    ) = communicator
-        .on(stream)
-        .gather(call(Operation::Gather, Some(root), count, kind), from, to);
-    ncclAlltoAll(
-        from: usize, to: usize, count: usize, kind: c_int, communicator: &Communicator,
-        stream: usize
-    ) = communicator
-        .on(stream)
-        .all_to_all(call(Operation::AllToAll, None, count, kind), from, to);
-    ncclScatter(
-        from: usize, to: usize, count: usize, kind: c_int, root: c_int, communicator: &Communicator,
-        stream: usize
-    ) = communicator
-        .on(stream)
-        .scatter(call(Operation::Scatter, Some(root), count, kind), from, to);
-    ncclReduceScatter(
-        from: usize, to: usize, count: usize, kind: c_int, operation: c_int,
-        communicator: &Communicator, stream: usize
-    ) = communicator
-        .on(stream)
-        .reduce(call(Operation::ReduceScatter, None, count, kind), from, to, operation);
-    ncclAllReduce(
-        from: usize, to: usize, count: usize, kind: c_int, operation: c_int,
-        communicator: &Communicator, stream: usize
-    ) = communicator
-        .on(stream)
-        .reduce(call(Operation::AllReduce, None, count, kind), from, to, operation);
-    ncclReduce(
-        from: usize, to: usize, count: usize, kind: c_int, operation: c_int, root: c_int,
-        communicator: &Communicator, stream: usize
-    ) = communicator
-        .on(stream)
-        .reduce(call(Operation::Reduce, Some(root), count, kind), from, to, operation);
     ncclRedOpCreatePreMulSum(
         operation: Out<'_, c_int>, scalar: *const u8, kind: c_int, residence: c_int,
         _: *const Communicator
@@ -172,12 +130,6 @@ export! {
     ncclRedOpDestroy(_: c_int, _: *const Communicator) = 0;
     ncclGroupStart() = in_group(|group| group.depth += 1);
     ncclGroupEnd() = in_group(|group| group.depth = group.depth.saturating_sub(1));
-    ncclBroadcast(
-        from: usize, to: usize, count: usize, kind: c_int, root: c_int, communicator: &Communicator,
-        stream: usize
-    ) = communicator
-        .on(stream)
-        .broadcast(call(Operation::Broadcast, Some(root), count, kind), from, to);
     ncclBcast(
         buffer: usize, count: usize, kind: c_int, root: c_int, communicator: &Communicator,
         stream: usize
@@ -194,6 +146,34 @@ export! {
     ) = communicator
         .on(stream)
         .receive(peer as usize, buffer(to, count * element(kind)));
+}
+
+/// Exports collectives, one per row: `function(arguments after the type) = method Operation, root,
+/// further arguments of the method;`.
+macro_rules! collectives {
+    ($(
+        $name:ident($($more:ident),*) = $method:ident $operation:ident, $root:expr $(, $last:expr)?;
+    )*) => {
+        export! { $(
+            $name(
+                from: usize, to: usize, count: usize, kind: c_int, $($more: c_int,)*
+                communicator: &Communicator, stream: usize
+            ) = communicator
+                .on(stream)
+                .$method(call(Operation::$operation, $root, count, kind), from, to $(, $last)?);
+        )* }
+    };
+}
+
+collectives! {
+    ncclAllGather() = gather AllGather, None;
+    ncclGather(root) = gather Gather, Some(root);
+    ncclAlltoAll() = all_to_all AllToAll, None;
+    ncclScatter(root) = scatter Scatter, Some(root);
+    ncclBroadcast(root) = broadcast Broadcast, Some(root);
+    ncclReduceScatter(operation) = reduce ReduceScatter, None, operation;
+    ncclAllReduce(operation) = reduce AllReduce, None, operation;
+    ncclReduce(operation, root) = reduce Reduce, Some(root), operation;
 }
 
 /// The factors of the operations that multiply before the sum. Their numbers begin with

@@ -19,6 +19,11 @@ pub(crate) enum Parameter {
 
 /// The parameters of the function with this mangled name; `None` if the name cannot be parsed.
 pub(crate) fn parameters(mangled: &[u8]) -> Option<Vec<Parameter>> {
+    // The demangler repeats a pack itself, as in `DpT_`, but not a pattern, as in `Dp5ArrayIT_E`.
+    let is_pattern = |part: &[u8]| part.starts_with(b"Dp") && !part.ends_with(b"T");
+    if mangled.windows(3).any(is_pattern) {
+        return None;
+    }
     let text = Symbol::new(mangled)
         .ok()?
         .demangle(&DemangleOptions::new().no_return_type())
@@ -126,6 +131,8 @@ fn elements(list: &str) -> Vec<&str> {
         }
         character == ',' && depth == 0
     })
+    // An empty pack.
+    .filter(|element| !element.trim().is_empty())
     .collect()
 }
 
@@ -155,5 +162,12 @@ mod tests {
               MetadataILi2EEEEEvT_";
         assert_eq!(parameters(list), Some(vec![Operands]));
         assert_eq!(parameters(b"not_a_mangled_name"), None);
+        // Packs: of two types, of none, and of a class for each type.
+        assert_eq!(
+            parameters(b"_Z4funcIJiPfEEvbDpT_"),
+            Some(vec![Scalar, Scalar, Pointers(1)])
+        );
+        assert_eq!(parameters(b"_Z4funcIJEEvbDpT_"), Some(vec![Scalar]));
+        assert_eq!(parameters(b"_Z4funcIJEEvbDp5ArrayIT_E"), None);
     }
 }

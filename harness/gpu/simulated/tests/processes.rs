@@ -174,6 +174,22 @@ unsafe extern "C" {
         count: usize,
         parameters: *mut AllocationParameters,
     ) -> c_int;
+    fn cudaEventCreateWithFlags(event: *mut usize, flags: c_uint) -> c_int;
+    fn cudaEventElapsedTime(milliseconds: *mut f32, start: usize, end: usize) -> c_int;
+    fn cudaGraphAddEventRecordNode(
+        node: *mut usize,
+        graph: usize,
+        dependencies: *const usize,
+        count: usize,
+        event: usize,
+    ) -> c_int;
+    fn cudaGraphAddEventWaitNode(
+        node: *mut usize,
+        graph: usize,
+        dependencies: *const usize,
+        count: usize,
+        event: usize,
+    ) -> c_int;
     fn cudaGraphAddMemFreeNode(
         node: *mut usize,
         graph: usize,
@@ -252,6 +268,8 @@ const PROGRAM: &str = "SIMULATED_GPU_TEST_PROGRAM";
 const MIB: usize = 1 << 20;
 /// `CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED`.
 const ALREADY_REGISTERED: c_int = 712;
+/// `CUDA_ERROR_INVALID_HANDLE`.
+const INVALID_HANDLE: c_int = 400;
 /// `CUDA_ERROR_INVALID_VALUE`.
 const INVALID_VALUE: c_int = 1;
 
@@ -1370,6 +1388,43 @@ fn a_node_lives_as_long_as_its_graph() {
         }
     }
     assert!(seen.len() < 128, "nodes are freed with their graph");
+}
+
+#[test]
+fn a_launch_records_the_events_of_the_nodes_of_its_graph() {
+    const TEST: &str = "a_launch_records_the_events_of_the_nodes_of_its_graph";
+    if !is_program(TEST) {
+        return Run::new().passes(TEST);
+    }
+    let (mut graph, mut executable, mut start, mut end) = (0, 0, 0, 0);
+    let (mut nodes, mut milliseconds) = ([0; 2], -1.0);
+    // SAFETY: all places are valid.
+    unsafe {
+        for event in [&raw mut start, &raw mut end] {
+            assert_eq!(cudaEventCreateWithFlags(event, 0), 0);
+        }
+        assert_eq!(cudaGraphCreate(&raw mut graph, 0), 0);
+        let first = (&raw mut nodes).cast::<usize>();
+        let last = first.add(1);
+        let none = ptr::null();
+        assert_eq!(
+            [
+                cudaGraphAddEventRecordNode(first, graph, none, 0, start),
+                cudaGraphAddEventRecordNode(last, graph, first, 1, end),
+                cudaGraphAddEventWaitNode(last, graph, first, 1, start),
+                cudaGraphAddEventRecordNode(last, graph, none, 0, 0x1234),
+                cudaGraphInstantiate(&raw mut executable, graph, 0),
+            ],
+            [0, 0, 0, INVALID_HANDLE, 0]
+        );
+        let mut elapsed = || cudaEventElapsedTime(&raw mut milliseconds, start, end);
+        assert_eq!(elapsed(), INVALID_HANDLE, "nothing has recorded them");
+        assert_eq!(cudaGraphLaunch(executable, 0), 0);
+        assert_eq!(elapsed(), 0);
+        assert_eq!(cudaGraphExecDestroy(executable), 0);
+        assert_eq!(cudaGraphDestroy(graph), 0);
+    }
+    assert!(milliseconds > 0.0);
 }
 
 /// `CUgraphNodeParams` of a conditional node.

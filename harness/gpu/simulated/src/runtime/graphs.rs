@@ -1,5 +1,5 @@
 //! Captures and graphs, of the runtime and of the driver. A launch is one piece of work. Of the
-//! nodes only those that allocate and free memory have effects.
+//! nodes only those that allocate and free memory, or record and wait for events, have effects.
 
 use std::ffi::{c_int, c_uint, c_ulonglong, c_void};
 use std::sync::{Mutex, MutexGuard, Once, PoisonError};
@@ -78,6 +78,12 @@ export! {
     cudaGraphAddMemFreeNode, cuGraphAddMemFreeNode(
         node: Out<'_, *mut u8>, graph: usize, after: *const usize, count: usize, address: usize
     ) = remember(add_node(node, (graph, after, count), Node::Free(address)));
+    cudaGraphAddEventWaitNode, cuGraphAddEventWaitNode(
+        node: Out<'_, *mut u8>, graph: usize, after: *const usize, count: usize, event: usize
+    ) = remember(add_node(node, (graph, after, count), Node::Event(WAIT_EVENT, event)));
+    cudaGraphAddEventRecordNode, cuGraphAddEventRecordNode(
+        node: Out<'_, *mut u8>, graph: usize, after: *const usize, count: usize, event: usize
+    ) = remember(add_node(node, (graph, after, count), Node::Event(RECORD_EVENT, event)));
     cudaGraphMemAllocNodeGetParams, cuGraphMemAllocNodeGetParams(
         node: Option<&NodeObject>, parameters: Out<'_, Allocation>
     ) = remember(parameters_of(node, ALLOCATE).and_then(|of| put(parameters, of)));
@@ -131,6 +137,9 @@ export! {
         executable: usize, graph: usize, result: Out<'_, UpdateResult>
     ) = {
         let updated = machine().state().graph_memory.allow_update(executable, graph);
+        if updated.is_ok() {
+            events().insert(executable, events_of(graph));
+        }
         let kind = updated.map_or(UPDATE_NOT_SUPPORTED, |()| 0);
         write(result, UpdateResult { kind, nodes: [0; 2] });
         remember(updated)
@@ -154,22 +163,8 @@ export! {
         value.filter(|value| **value == 0).ok_or(Code::InvalidValue)?;
         state.graph_memory.reset_highest(index as usize, Figure::of(attribute)?)
     });
-    cudaGraphLaunch, cuGraphLaunch(executable: usize, stream: usize) = {
-        let machine = machine();
-        machine.tick();
-        launched();
-        if copied::any() {
-            machine.state().copied.forget_all(); // The kernels of the graph may write anywhere.
-        }
-        remember(submit(stream).and_then(|is_captured| {
-            if is_captured {
-                // It becomes a child graph.
-                without_memory(executable)
-            } else {
-                graph_memory::launch(executable, stream)
-            }
-        }))
-    };
+    cudaGraphLaunch, cuGraphLaunch(executable: usize, stream: usize) =
+        remember(launch(executable, stream));
     cudaGraphDestroy, cuGraphDestroy, cudaGraphExecDestroy, cuGraphExecDestroy(object: usize) =
         remember(destroy(object));
 }
@@ -180,6 +175,7 @@ fn destroy(object: usize) -> Result<(), Code> {
     for body in bodies.into_iter().flatten() {
         destroy(body)?;
     }
+    events().remove(&object);
     let nodes = nodes().remove(&object).unwrap_or_default();
     let destroyed = graph_memory::destroy(object, &nodes);
     for object in nodes.into_iter().chain([object]) {
@@ -228,6 +224,69 @@ static BODIES: Mutex<BTreeMap<usize, Vec<Box<[usize]>>>> = Mutex::new(BTreeMap::
 
 fn bodies() -> MutexGuard<'static, BTreeMap<usize, Vec<Box<[usize]>>>> {
     BODIES.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// A node that waits for an event or records it: its kind, the event, and whether it comes after no
+/// other node.
+#[derive(Clone, Copy)]
+struct EventNode {
+    kind: c_int,
+    event: usize,
+    is_root: bool,
+}
+
+/// The nodes with events of each executable graph.
+static EVENTS: Mutex<BTreeMap<usize, Vec<EventNode>>> = Mutex::new(BTreeMap::new());
+
+fn events() -> MutexGuard<'static, BTreeMap<usize, Vec<EventNode>>> {
+    EVENTS.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn events_of(graph: usize) -> Vec<EventNode> {
+    let all = nodes();
+    let objects = all.get(&graph).into_iter().flatten();
+    objects
+        // SAFETY: nodes live as long as their graph, and their objects have this start.
+        .map(|node| unsafe { &*ptr::with_exposed_provenance::<NodeObject>(*node) })
+        .filter(|node| matches!(node.kind, WAIT_EVENT | RECORD_EVENT))
+        .map(|node| EventNode {
+            kind: node.kind,
+            event: node.parameters.address,
+            is_root: node.is_root,
+        })
+        .collect()
+}
+
+/// Launches an executable graph. Its nodes with events that come after no other act before its
+/// work, the others after it.
+fn launch(executable: usize, stream: usize) -> Result<(), Code> {
+    let machine = machine();
+    let events = events().get(&executable).cloned().unwrap_or_default();
+    let is_captured = status(stream)?.0 != 0;
+    let act = |is_root| {
+        let nodes = events.iter().filter(|node| node.is_root == is_root);
+        nodes.filter(|_| !is_captured).try_for_each(|node| {
+            let (streams, current) = (&mut machine.state().streams, current_device());
+            if node.kind == WAIT_EVENT {
+                return streams.wait_in_stream(stream, current, node.event, 0);
+            }
+            let now = (machine.tick(), machine.late_by());
+            streams.record(node.event, stream, current, 0, now)
+        })
+    };
+    act(true)?;
+    machine.tick();
+    launched();
+    if copied::any() {
+        machine.state().copied.forget_all(); // The kernels of the graph may write anywhere.
+    }
+    if submit(stream)? {
+        // It becomes a child graph.
+        without_memory(executable)?;
+    } else {
+        graph_memory::launch(executable, stream)?;
+    }
+    act(false)
 }
 
 /// Begins a capture into a new graph or one of the program.
@@ -293,6 +352,8 @@ fn capture_info(
 
 /// Kinds of nodes. The bodies of conditional ones never run: no kernel sets their condition.
 const CHILD: c_int = 4;
+const WAIT_EVENT: c_int = 6;
+const RECORD_EVENT: c_int = 7;
 const ALLOCATE: c_int = 10;
 const FREE: c_int = 11;
 const CONDITIONAL: c_int = 13;
@@ -319,7 +380,7 @@ pub(crate) struct NodeParameters {
 #[repr(C)]
 union OfKind {
     allocation: Allocation,
-    /// The address to free.
+    /// The address to free, or the event.
     word: usize,
     child: Child,
     conditional: Conditional,
@@ -375,6 +436,8 @@ enum Node<'a> {
     Allocate(&'a mut Allocation),
     Free(usize),
     Child(usize),
+    /// A node that waits for an event or records it, by its kind.
+    Event(c_int, usize),
     /// A node that does nothing, by its kind.
     Other(c_int),
 }
@@ -402,6 +465,7 @@ fn add_described(
             CONDITIONAL => return add_conditional(node, place, &mut (*parameters).of.conditional),
             ALLOCATE => Node::Allocate(&mut (*parameters).of.allocation),
             FREE => Node::Free((*parameters).of.word),
+            kind @ (WAIT_EVENT | RECORD_EVENT) => Node::Event(kind, (*parameters).of.word),
             CHILD if (*parameters).of.child.ownership == MOVE => {
                 note_move();
                 return Err(Code::NotSupported);
@@ -491,6 +555,11 @@ fn describe(
         }
         Node::Child(child) if state.graph_memory.is_in(child) => return Err(Code::InvalidValue),
         Node::Child(_) => CHILD,
+        Node::Event(kind, event) => {
+            state.streams.pending_since(event)?; // It exists.
+            parameters.address = event;
+            kind
+        }
         Node::Other(kind) => kind,
     };
     state.graph_memory.add(position);
@@ -562,6 +631,7 @@ fn instantiate(place: Out<'_, *mut u8>, graph: usize, flags: u64) -> Result<usiz
         // SAFETY: only this call has the object.
         unsafe { delete_object(object) };
     } else {
+        events().insert(executable, events_of(graph));
         place.write(object);
     }
     instantiated.map(|()| executable)

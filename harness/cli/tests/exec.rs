@@ -2611,7 +2611,7 @@ const FOUR: &str = "import torch\ntorch.cuda.malloc(4 << 20)\nfor size in [2, 6,
      pass\nprint('done')\n";
 
 /// The programs of `fake_library`, and what the output says about them.
-const OF_LIBRARY: [(&str, i32, &[&str]); 6] = [
+const OF_LIBRARY: [(&str, i32, &[&str]); 7] = [
     (
         "recovers",
         0,
@@ -2648,6 +2648,7 @@ const OF_LIBRARY: [(&str, i32, &[&str]); 6] = [
         1,
         &["2 times it ends with the out of memory error of CuPy at ends.py:4."],
     ),
+    ("generator", 0, &["recovers from all 2 injected failures"]),
 ];
 
 /// The library tries again with less memory, and catches its own error once.

@@ -234,6 +234,8 @@ def watch_handled_errors(then):
     handled = monitoring.events.EXCEPTION_HANDLED
     monitoring.register_callback(free[0], handled, guard.entry(lambda code, offset, error: then(error, guard.caller())))
     monitoring.set_events(free[0], handled)
+    # When the interpreter ends, it closes generators. Then our function fails, and Python 3.12 calls it again without end.
+    guard.at_exit(lambda: monitoring.set_events(free[0], 0))
     return True
 
 

@@ -113,7 +113,10 @@ def _is_exempt(path, folder=None):
     # An open file was opened by another event, or before this program.
     if isinstance(path, int):
         return path not in _inherited
-    path = _absolute(path, folder)
+    try:
+        path = _absolute(path, folder)
+    except FileNotFoundError:
+        return True  # The folder is not open, or not there: the call fails, too.
     if path.startswith((_RUN, _caches, "/proc/")) or "__pycache__" in path or path.startswith("/dev/") and not path.startswith("/dev/shm/"):
         return True
     # Compilers add an ending to the name of their input.
@@ -143,8 +146,6 @@ def _has_variables(event, arguments):
 
 def _note_without_variables(program):
     """Notes the line that starts a program without the variables of the run, so without the simulated GPU."""
-    import json
-
     frame, elsewhere = guard.caller(), (os.path.dirname(os.__file__) + os.sep, "<frozen ")
     while frame.f_back is not None and frame.f_code.co_filename.startswith(elsewhere):
         frame = frame.f_back
@@ -152,7 +153,7 @@ def _note_without_variables(program):
     if place not in _without_variables and len(_without_variables) < _MOST_PLACES:
         _without_variables.add(place)
         with open(os.path.join(_RUN, "without-variables-%d.jsonl" % os.getpid()), "a") as file:
-            file.write(json.dumps({"program": program, "file": place[1], "line": place[2], "name": frame.f_code.co_name}) + "\n")
+            file.write(guard.as_json({"program": program, "file": place[1], "line": place[2], "name": frame.f_code.co_name}) + "\n")
 
 
 def _has_hook(event, arguments):
@@ -245,9 +246,12 @@ def _write():
     path = os.path.join(_RUN, "effect-%d" % os.getpid())
     if os.path.exists(path):
         return  # That of the program before `exec`.
-    # A killed process leaves no empty effect.
-    with open(path + ".unfinished", "w") as file:
-        file.write(first)
+    # A killed process leaves no empty effect. At the interpreter's end there is no `open`.
+    file = os.open(path + ".unfinished", os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666)
+    try:
+        os.write(file, first.encode(errors="replace"))
+    finally:
+        os.close(file)
     os.replace(path + ".unfinished", path)
 
 

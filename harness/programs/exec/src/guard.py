@@ -68,6 +68,14 @@ def let_through(error):
         raise error
 
 
+def as_json(value):
+    """The JSON of a value. Bytes of file names that are no text become question marks."""
+    import json
+
+    # The locale may choose another encoding than UTF-8 for a file, so the result has only ASCII.
+    return json.dumps(json.loads(json.dumps(value, ensure_ascii=False).encode(errors="replace")))
+
+
 def note(error):
     """Notes where code of ours has failed."""
     import json
@@ -278,13 +286,14 @@ def on_events(function, names, path):
 
         begin = ctypes.PyDLL(path).harness_python_events_begin
         needed = [ctypes.cast(getattr(ctypes.pythonapi, name), ctypes.c_void_p).value for name in _FOR_EVENTS]
+        begin.restype = ctypes.c_bool
+        text = ctypes.create_string_buffer("\n".join(sorted(names)).encode())
+        has_begun = begin((ctypes.c_void_p * (len(needed) + 2))(*needed, id(hook), ctypes.addressof(text)))
     except (ImportError, AttributeError):
-        # A Python before 3.11, or a GPU that is not simulated.
+        has_begun = False  # A Python before 3.11, or a GPU that is not simulated.
+    if not has_begun:
+        # Also in further interpreters of a process: the library's hook belongs to the first.
         sys.addaudithook(lambda event, arguments, names=frozenset(names): hook(event, arguments) if event in names else None)
-        return
-    begin.restype = ctypes.c_bool
-    text = ctypes.create_string_buffer("\n".join(sorted(names)).encode())
-    begin((ctypes.c_void_p * (len(needed) + 2))(*needed, id(hook), ctypes.addressof(text)))
 
 
 class _Finder:

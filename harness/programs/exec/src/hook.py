@@ -351,8 +351,6 @@ def _note_resets(torch):
 
 
 def _write_statistics(torch, is_end=True):
-    import json
-
     found = {"version": torch.__version__, "rank": os.environ.get("RANK"), "ended_out_of_memory": False, "memory_stats": {}, "problem": None}
     found["statistics"] = "reported" if is_end else "at_least"
     found["earlier"], found["resets"], found["host_memory_stats"] = _earlier, len(_resets), None
@@ -372,11 +370,7 @@ def _write_statistics(torch, is_end=True):
         _guard.let_through(error)
         found["problem"] = str(error)
 
-    def write(path):
-        with open(path, "w") as file:
-            json.dump(found, file)
-
-    _write("torch-%d.json" % os.getpid(), write)
+    _write("torch-%d.json" % os.getpid(), lambda path: _write_text(path, _guard.as_json(found)))
 
 
 # The last statistics of each library other than torch, by its name, and why a library has none. A library closes its devices at the end.
@@ -428,8 +422,6 @@ def _sum_of_libraries():
 
 def _write_statistics_of_libraries(is_end=True, asks=True):
     """Writes the statistics of the imported libraries that have used a GPU, unless torch writes its own. Names all libraries if none has any."""
-    import json
-
     if not _libraries.imported() or _has_used_torch():
         return
     if asks:
@@ -446,7 +438,7 @@ def _write_statistics_of_libraries(is_end=True, asks=True):
         found["started"] = int(stat.read().rpartition(")")[2].split()[19])
     found["statistics"] = "reported" if is_end else "at_least"
     found.update({**_how_it_ended(), "ended_in_handler": _ended_in_handler} if is_end else {})
-    _write("torch-%d.json" % os.getpid(), lambda path: _write_text(path, json.dumps(found)))
+    _write("torch-%d.json" % os.getpid(), lambda path: _write_text(path, _guard.as_json(found)))
 
 
 _shows_handled_errors = None
@@ -688,12 +680,10 @@ def _write_error_place(kind):
 
 
 def _append_error_place(kind, frames):
-    import json
-
     path = os.path.join(_ATTEMPTS, "%d.attempts" % os.getpid())
     attempts = os.path.getsize(path) // _ATTEMPT_BYTES if os.path.exists(path) else 0
     with open(os.path.join(_RUN, "%s-%d.jsonl" % (kind, os.getpid())), "a") as file:
-        file.write(json.dumps({"attempts": attempts, "frames": frames}) + "\n")
+        file.write(_guard.as_json({"attempts": attempts, "frames": frames}) + "\n")
 
 
 def _note_errors(module):
@@ -733,7 +723,6 @@ def _note_reads(module):
     into a file do not count."""
 
     import ctypes
-    import json
     import threading
 
     def noting(name_of_file):
@@ -764,7 +753,7 @@ def _note_reads(module):
             if frame is None or place in seen or len(seen) >= _MOST_PLACES_OF_READS:
                 return is_answered
             seen.add(place)
-            line = json.dumps(_frames(frame, 1)[0])
+            line = _guard.as_json(_frames(frame, 1)[0])
             if line not in lines:
                 lines.add(line)
                 with open(os.path.join(_RUN, "%s-%d.jsonl" % (name_of_file, os.getpid())), "a") as file:

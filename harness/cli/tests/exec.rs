@@ -2005,7 +2005,8 @@ const EFFECTS: [(&str, &str); 33] = [
     ),
     (
         "name = '_interpreters' if sys.version_info >= (3, 13) else '_xxsubinterpreters'; \
-         interpreters = __import__(name); interpreters.run_string(interpreters.create(), 'open(\"new\", \"w\")')",
+         other = __import__(name); \
+         other.run_string(other.create(), 'open(\"new\", \"w\")')",
         "writes new",
     ),
     ("os.write(3, b'x')", "writes the descriptor 3"),

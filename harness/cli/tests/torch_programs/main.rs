@@ -13,9 +13,10 @@ mod claims;
 #[path = "../kept_report/mod.rs"]
 mod kept_report;
 
+use std::os::unix::{ffi::OsStrExt as _, fs::PermissionsExt as _};
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode, Output};
-use std::{collections::BTreeMap, ffi::OsStr, os::unix::fs::PermissionsExt as _};
+use std::{collections::BTreeMap, ffi::OsStr};
 
 use harness_allocator::units::Bytes;
 use harness_explain::causes::{self, Options};
@@ -327,6 +328,11 @@ fn main() -> ExitCode {
         "a torch of an unknown version runs without small values, and the summary says so",
         &python,
         unknown_torch,
+    ));
+    trials.push(of_python(
+        "names that are no text hide no figure, no line and no error",
+        &python,
+        names_that_are_no_text,
     ));
     trials.push(of_python(
         "effects.py: a program runs again only if nothing remains of the first run",
@@ -2415,6 +2421,36 @@ fn unknown_torch(python: &Path) -> Result<(), Failed> {
         }
     }
     Ok(())
+}
+
+fn names_that_are_no_text(python: &Path) -> Result<(), Failed> {
+    let folder = tempfile::tempdir()?;
+    let script = folder.path().join(OsStr::from_bytes(b"caf\xe9.py"));
+    let program = "import ctypes, mmap, torch\n\
+        ctypes.CDLL(None).prctl(15, b'caf\\xe9')\n\
+        file = open(b'caf\\xe9', 'wb+')\n\
+        file.truncate(8192)\n\
+        mapped = mmap.mmap(file.fileno(), 8192)\n\
+        x = torch.empty(100 << 20, dtype=torch.uint8, device='cuda')\n\
+        x[5].item()\n\
+        open(b'missing/caf\\xe9')\n";
+    std::fs::write(&script, program)?;
+    let mut command = harness();
+    command.current_dir(folder.path()).args(["exec", "--"]);
+    let output = command.arg(python).arg(&script).output()?;
+    let text = String::from_utf8_lossy(&output.stderr);
+    let expected = [
+        "peak allocated 100 MiB, 0 retries, 0 out of memory errors, unless",
+        "1 read, at caf?.py:7",
+        "writes caf?",
+    ];
+    let is_missing = |words: &&str| !text.contains(*words);
+    let missing: Vec<&str> = expected.into_iter().filter(is_missing).collect();
+    if missing.is_empty() && !text.contains("the hook of harness") {
+        Ok(())
+    } else {
+        Err(format!("lacks {missing:?}: {text}").into())
+    }
 }
 
 /// Modes of `effects.py` without an effect outside of the processes of the program: it runs again.

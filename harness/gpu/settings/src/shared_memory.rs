@@ -187,7 +187,9 @@ pub fn private_part(start: usize, size: usize) -> Bytes {
 
 /// The sum of two figures of a file of the kernel, in bytes. `None` if it has neither.
 fn figures(path: &str, names: [&str; 2]) -> Option<u64> {
-    let text = fs::read_to_string(path).ok()?;
+    // The name of a process may be no text.
+    let content = fs::read(path).ok()?;
+    let text = String::from_utf8_lossy(&content);
     let of_line = |line: &str| {
         let figure = names.iter().find_map(|name| line.strip_prefix(name))?;
         figure.trim().strip_suffix(" kB")?.parse::<u64>().ok()

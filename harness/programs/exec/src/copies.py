@@ -50,7 +50,7 @@ def _obstacle(core, ctypes):
     with open("/proc/self/task/%d/children" % os.getpid()) as children:
         if children.read().strip():
             return "starts other processes before it uses the GPU"
-    with open("/proc/self/maps") as maps:
+    with open("/proc/self/maps", errors="surrogateescape") as maps:
         lines = [line.split(maxsplit=5) for line in maps]
     if any(line[1].startswith("rw") and line[1].endswith("s") and not line[-1].startswith(_RUN) for line in lines):
         return "shares memory with other processes"
@@ -158,7 +158,7 @@ def _offer(core, take_over):
     channel = socket.socket(socket.AF_UNIX)
     channel.connect(_SOCKET)
     if obstacle:
-        channel.sendall(obstacle.encode() + b"\n")
+        channel.sendall(obstacle.encode(errors="replace") + b"\n")
         return
     said = _read_outputs()
     # This interface keeps the interpreter's lock.

@@ -1,5 +1,6 @@
 //! The files in the folder of a run.
 
+use std::fmt::Display;
 use std::path::{Path, PathBuf};
 use std::{fs, io};
 
@@ -22,6 +23,13 @@ pub(crate) fn hook_script(run: &Path) -> PathBuf {
 /// Returns the ledger of a run that shares its devices with no other.
 pub(crate) fn own_ledger(run: &Path) -> PathBuf {
     run.join("ledger")
+}
+
+/// Reads a file of the kernel about a process, empty without one. Its name, and those of the files
+/// that it has mapped, may be no text.
+pub(crate) fn read_of_kernel(pid: impl Display, name: &str) -> String {
+    let content = fs::read(format!("/proc/{pid}/{name}")).unwrap_or_default();
+    String::from_utf8_lossy(&content).into_owned()
 }
 
 /// Reads a file with a value in JSON per line. Ignores a line that the process's end cut. Empty

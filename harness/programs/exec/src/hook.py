@@ -71,7 +71,7 @@ def _require_library():
     name = os.environ.get("HARNESS_GPU_EXPECTED")
     if not name:
         return
-    with open("/proc/self/maps") as maps:
+    with open("/proc/self/maps", errors="surrogateescape") as maps:
         if any(line.rstrip().endswith("/" + name) for line in maps):
             return
     _write("not-loaded", lambda path: open(path, "w").close())
@@ -355,7 +355,7 @@ def _write_statistics(torch, is_end=True):
     found["statistics"] = "reported" if is_end else "at_least"
     found["earlier"], found["resets"], found["host_memory_stats"] = _earlier, len(_resets), None
     # The 22nd field, after the name, which can contain spaces.
-    with open("/proc/self/stat") as stat:
+    with open("/proc/self/stat", errors="surrogateescape") as stat:
         found["started"] = int(stat.read().rpartition(")")[2].split()[19])
     found["engine"], found["engines"] = _engine or None, list(_engines.values())
     found["late_import"] = _LATE if _LATE in sys.modules and torch.__version__ >= (2, 11) else None
@@ -434,7 +434,7 @@ def _write_statistics_of_libraries(is_end=True, asks=True):
     if is_end:
         _note_error_of_library(getattr(sys, "last_value", None))
     found["library"]["errors"] = len(_errors) if _shows_handled_errors else None
-    with open("/proc/self/stat") as stat:
+    with open("/proc/self/stat", errors="surrogateescape") as stat:
         found["started"] = int(stat.read().rpartition(")")[2].split()[19])
     found["statistics"] = "reported" if is_end else "at_least"
     found.update({**_how_it_ended(), "ended_in_handler": _ended_in_handler} if is_end else {})
@@ -911,7 +911,7 @@ def _own_module(name):
 
 def _core():
     """The path of the library of HARNESS_GPU_EXPECTED."""
-    with open("/proc/self/maps") as maps:
+    with open("/proc/self/maps", errors="surrogateescape") as maps:
         return next(line.split()[-1] for line in maps if line.rstrip().endswith("/" + os.environ["HARNESS_GPU_EXPECTED"]))
 
 

@@ -12,7 +12,7 @@ use harness_gpu_settings::settings::{UNLOADED, VERSIONS, Values};
 use harness_gpu_settings::text::to_variable;
 use libc::pid_t;
 
-use crate::files::{hook_folder, hook_script, own_ledger};
+use crate::files::{hook_folder, hook_script, own_ledger, read_of_kernel};
 pub use crate::guardian::RunFolder;
 use crate::hang::{self, Hang, detector::Detector};
 use crate::own_libraries::AUDITING_LIBC;
@@ -147,7 +147,7 @@ impl Watch {
     }
 
     fn lacks_ours(&self, pid: pid_t) -> bool {
-        self.lacks_ours_in(|| fs::read_to_string(format!("/proc/{pid}/maps")).unwrap_or_default())
+        self.lacks_ours_in(|| read_of_kernel(pid, "maps"))
     }
 
     /// The kernel cuts off the list of files if the process ends, or executes another program,

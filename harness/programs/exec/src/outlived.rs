@@ -11,7 +11,7 @@ use harness_gpu_settings::shared_memory::HOOKED;
 use libc::pid_t;
 use procfs::process::Process;
 
-use crate::files::COPIES;
+use crate::files::{COPIES, read_of_kernel};
 use crate::{process::processes, torch};
 
 /// The file in the folder of a run with a process per line.
@@ -77,11 +77,12 @@ fn is_of(process: &Process, run: &Path) -> bool {
 
 /// Returns the command of a process that uses the GPU, or could.
 fn command_with_gpu(process: &Process, run: &Path) -> Option<String> {
-    let mut words = process.cmdline().ok()?;
-    let program = words.first_mut()?;
-    *program = program.rsplit('/').next().unwrap_or_default().to_owned();
-    let command = words.join(" ");
     let pid = process.pid;
+    let line = read_of_kernel(pid, "cmdline");
+    let mut words: Vec<&str> = line.split('\0').filter(|word| !word.is_empty()).collect();
+    let program = words.first_mut()?;
+    *program = program.rsplit('/').next().unwrap_or_default();
+    let command = words.join(" ");
     let is_python = || {
         run.join(format!("{HOOKED}{pid}")).exists()
             || process

@@ -21,6 +21,7 @@ use super::processes::{
 };
 use super::{FILE, Hang, HangingRank, RankState};
 use crate::errors::{ErrorFrame, OutOfMemoryError};
+use crate::files::read_of_kernel;
 use crate::process;
 use crate::torch_record::TorchRecord;
 
@@ -398,9 +399,7 @@ fn can_start(
     let parents = process::parents();
     let up = |pid: pid_t| std::iter::successors(Some(pid), |pid| parents.get(pid).copied());
     let launchers: BTreeSet<pid_t> = waiting.iter().flat_map(|pid| up(*pid as pid_t)).collect();
-    let has_torch = |pid: &pid_t| {
-        fs::read_to_string(format!("/proc/{pid}/maps")).is_ok_and(|maps| maps.contains("/libtorch"))
-    };
+    let has_torch = |pid: &pid_t| read_of_kernel(pid, "maps").contains("/libtorch");
     let is_of_waiting = |pid: &pid_t| up(*pid).any(|pid| waiting.contains(&(pid as u32)));
     let becomes_rank = |pid: &pid_t| {
         let is_worker = is_of_waiting(pid);

@@ -14,7 +14,7 @@ use harness_gpu_settings::collectives::{STACK_SIGNAL, STACKS};
 use procfs::process::{Process, Stat};
 
 use crate::errors::ErrorFrame;
-use crate::files::numbered;
+use crate::files::{numbered, read_of_kernel};
 use crate::process::End;
 
 /// The file of a process with its rank, before its ID. The hook uses the same name.
@@ -269,7 +269,7 @@ fn scheduled(thread: &Path, figure: usize) -> Option<u64> {
 /// Makes the hook write the stacks of a process, if it handles the signal.
 fn ask(stacks: &Path, pid: u32) {
     let signal = libc::SIGRTMIN() + STACK_SIGNAL;
-    let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
+    let status = read_of_kernel(pid, "status");
     let caught = status
         .lines()
         .find_map(|line| u64::from_str_radix(line.strip_prefix("SigCgt:")?.trim(), 16).ok());

@@ -4,13 +4,14 @@
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use harness_allocator::allocator::{Allocator, AllocatorSpec};
 use harness_allocator::device::sim::{SimConfig, SimDevice};
 use harness_allocator::device::{
     Clock, Device, DeviceError, DeviceInfo, DeviceMemory, TestDevice, limited::Limited, wrapper,
 };
+use harness_allocator::sync::lock;
 use harness_allocator::units::Bytes;
 
 use harness_devices::DeviceSource;
@@ -103,11 +104,7 @@ impl SharedDevice {
         if self.clock == Clock::Simulated {
             return self.source.open();
         }
-        let held = self
-            .idle
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .take();
+        let held = lock(&self.idle).take();
         held.map_or_else(|| self.source.open(), Ok)
     }
 }
@@ -145,7 +142,7 @@ impl DeviceProvider for SharedDevice {
     }
 
     fn open(&mut self) -> Result<Box<dyn TestDevice>, DeviceError> {
-        *self.idle.lock().unwrap_or_else(PoisonError::into_inner) = None;
+        *lock(&self.idle) = None;
         self.source.open()
     }
 
@@ -192,7 +189,7 @@ impl Drop for Reused {
             .device
             .take()
             .filter(|device| device.info().clock == Clock::Measured && device.leaks().is_empty());
-        *self.idle.lock().unwrap_or_else(PoisonError::into_inner) = device;
+        *lock(&self.idle) = device;
     }
 }
 

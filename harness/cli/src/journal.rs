@@ -3,8 +3,9 @@
 use std::fs::File;
 use std::io::{self, Read as _, Write as _};
 use std::path::{Path, PathBuf};
-use std::sync::{Mutex, PoisonError};
+use std::sync::Mutex;
 
+use harness_allocator::sync::lock;
 use harness_base::files;
 use serde::{Serialize, de::DeserializeOwned};
 
@@ -28,7 +29,7 @@ impl Journal {
 
     /// Fails if another process has this file open as its only writer.
     pub(crate) fn become_only_writer(&self) -> Result<(), CliError> {
-        let file = self.file.lock().unwrap_or_else(PoisonError::into_inner);
+        let file = lock(&self.file);
         match file.try_lock() {
             Err(std::fs::TryLockError::WouldBlock) => Err(CliError::input(
                 format!(
@@ -44,7 +45,7 @@ impl Journal {
 
     /// Ends the line of a process that was killed while it wrote.
     pub(crate) fn end_torn_line(&self) -> Result<(), CliError> {
-        let mut file = self.file.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut file = lock(&self.file);
         let mut end = || {
             let mut text = Vec::new();
             file.read_to_end(&mut text)?;
@@ -58,7 +59,7 @@ impl Journal {
 
     pub(crate) fn add(&self, row: &impl Serialize) -> Result<(), CliError> {
         let line = line(row)?;
-        let mut file = self.file.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut file = lock(&self.file);
         file.write_all(line.as_bytes())
             .map_err(CliError::unwritten(&self.path))
     }

@@ -3,9 +3,10 @@
 //!
 //! The allocator is behind one lock, as in PyTorch, and all threads use one stream.
 
-use std::sync::{Barrier, Mutex, PoisonError};
+use std::sync::{Barrier, Mutex};
 use std::thread;
 
+use harness_allocator::sync::lock;
 use harness_allocator::{allocator::Request, device::Clock, units::Bytes};
 
 use super::visit::{Fault, Reading, Visit};
@@ -21,14 +22,8 @@ pub(super) fn visit(visit: &mut Visit<'_>, count: u64, size: Bytes) -> Result<Ve
         visit.timed(Clock::Measured, each * count, |_| {
             let shared = Mutex::new(&mut *bench);
             together(count, each, || {
-                let allocation = shared
-                    .lock()
-                    .unwrap_or_else(PoisonError::into_inner)
-                    .allocate(Request::new(size))?;
-                Ok(shared
-                    .lock()
-                    .unwrap_or_else(PoisonError::into_inner)
-                    .free(allocation)?)
+                let allocation = lock(&shared).allocate(Request::new(size))?;
+                Ok(lock(&shared).free(allocation)?)
             })
         })
     })

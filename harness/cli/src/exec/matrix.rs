@@ -9,11 +9,12 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use clap::{Args, FromArgMatches as _};
 use harness_allocator::hash::fnv1a;
+use harness_allocator::sync::lock;
 use harness_base::files::slug;
 use harness_base::parallel::in_parallel_by;
 use harness_base::temporary;
@@ -130,7 +131,7 @@ impl Setups {
     }
 
     fn of(&self, planned: &Planned) -> Found {
-        let mut known = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut known = lock(&self.0);
         known
             .entry(Self::key(planned))
             .or_insert_with(|| {

@@ -9,7 +9,7 @@
 pub(crate) mod functions;
 
 use std::ffi::c_uint;
-use std::sync::{Mutex, OnceLock, PoisonError};
+use std::sync::{Mutex, OnceLock};
 use std::{collections::BTreeSet, fmt};
 
 use nvml_wrapper::Device;
@@ -24,6 +24,7 @@ use nvml_wrapper_sys::bindings::*;
 use procfs::process::Process;
 
 use self::functions::{library, nvml, sentence};
+use harness_allocator::sync::lock;
 use harness_allocator::units::{Bytes, Nanos};
 use harness_allocator::{device::Fingerprint, hash::fnv1a};
 
@@ -156,10 +157,7 @@ impl NvmlDevice {
     /// its context. Needed only if the child's process ID is not visible here.
     pub fn notice_child(&self, before_context: &[u32]) {
         if let Some(number) = self.newcomer_since(before_context) {
-            CHILDREN
-                .lock()
-                .unwrap_or_else(PoisonError::into_inner)
-                .insert(number);
+            lock(&CHILDREN).insert(number);
         }
     }
 
@@ -331,11 +329,7 @@ fn is_this_process(number: u32) -> bool {
 fn is_child(number: u32) -> bool {
     let stat = Process::new(number.cast_signed()).and_then(|process| process.stat());
     let is_visible_child = stat.is_ok_and(|stat| stat.ppid.cast_unsigned() == std::process::id());
-    is_visible_child
-        || CHILDREN
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .contains(&number)
+    is_visible_child || lock(&CHILDREN).contains(&number)
 }
 
 /// Returns the memory of a process, if NVML knows it.

@@ -3,10 +3,11 @@
 use std::ffi::{CStr, c_char, c_int};
 use std::io::{BufReader, Write};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard};
 use std::{cell::Cell, fs::File, os::fd::FromRawFd, time::Instant};
 
 use harness_allocator::allocator::library::wire::{self, Code, LibraryCall, Order, Reply};
+use harness_allocator::sync::lock;
 
 pub(crate) struct Connection {
     from: BufReader<File>,
@@ -18,7 +19,7 @@ pub(crate) struct Connection {
 /// Used by the thread that executes an order, and by the library's own threads.
 pub(crate) fn connection() -> MutexGuard<'static, Option<Connection>> {
     static CONNECTION: Mutex<Option<Connection>> = Mutex::new(None);
-    CONNECTION.lock().unwrap_or_else(PoisonError::into_inner)
+    lock(&CONNECTION)
 }
 
 /// Takes standard input as the socket and replaces it with an empty file.

@@ -2,9 +2,10 @@
 //! files as a simulated GPU.
 
 use std::path::{Path, PathBuf};
-use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Mutex, MutexGuard, OnceLock};
 use std::{convert::Infallible, env, ffi::c_int};
 
+use harness_allocator::sync::lock;
 use harness_allocator::units::Bytes;
 use harness_gpu_settings::attempts::{Attempt, AttemptOutcome, Attempts};
 use harness_gpu_settings::ledger::{Ledger, LedgerAccount};
@@ -115,7 +116,7 @@ impl Limiter {
     }
 
     fn locked(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.state)
     }
 
     /// The state, with the files of this process open.

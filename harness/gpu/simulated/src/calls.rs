@@ -2,10 +2,11 @@
 //! as the settings request.
 
 use std::path::{Path, PathBuf};
+use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Mutex, PoisonError};
 use std::{collections::BTreeMap, ffi::c_int, fs::OpenOptions, io::Write as _, thread};
 
+use harness_allocator::sync::lock;
 use harness_gpu_settings::driver::Refusal;
 use harness_gpu_settings::settings::{CALLS, Settings};
 
@@ -55,7 +56,7 @@ impl Calls {
 
     /// Counts and lists a call. Returns the number of calls of the function.
     fn count(&self, function: &'static str) -> u64 {
-        let mut counted = self.counted.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut counted = lock(&self.counted);
         if let Some(path) = &self.list {
             append(path, &format!("{function}\n"));
         }

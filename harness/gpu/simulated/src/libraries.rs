@@ -3,8 +3,9 @@
 
 use std::collections::BTreeMap;
 use std::ffi::{c_char, c_int, c_longlong, c_void};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard};
 
+use harness_allocator::sync::lock;
 use harness_gpu_settings::ffi::{Out, write};
 use harness_gpu_settings::{calls::Call, context_overhead::LibraryContext, export};
 
@@ -125,7 +126,7 @@ fn create(
 /// The streams of handles and plans that are not the default stream, which a new handle has.
 fn streams() -> MutexGuard<'static, BTreeMap<usize, usize>> {
     static STREAMS: Mutex<BTreeMap<usize, usize>> = Mutex::new(BTreeMap::new());
-    STREAMS.lock().unwrap_or_else(PoisonError::into_inner)
+    lock(&STREAMS)
 }
 
 pub(crate) fn stream_of(handle: usize) -> usize {

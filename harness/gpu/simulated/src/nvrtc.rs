@@ -3,8 +3,9 @@
 use std::collections::BTreeMap;
 use std::ffi::{CStr, CString, c_char, c_int};
 use std::ptr;
-use std::sync::{Mutex, PoisonError};
+use std::sync::Mutex;
 
+use harness_allocator::sync::lock;
 use harness_gpu_settings::ffi::{Out, Text, write};
 use harness_gpu_settings::{export, settings::Cuda};
 
@@ -77,7 +78,7 @@ export! {
 }
 
 fn kept(name: &CStr) -> *const c_char {
-    let mut names = NAMES.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut names = lock(&NAMES);
     // The text of a `CString` is on the heap, so it does not move with the map.
     names
         .entry(name.to_bytes().to_vec())

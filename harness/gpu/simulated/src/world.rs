@@ -4,7 +4,7 @@
 //! again. All calls except kernel launches use one lock, which stays usable in forked children.
 
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 use std::{
     cell::Cell,
     collections::{BTreeMap, BTreeSet},
@@ -16,6 +16,7 @@ use std::{
 };
 
 use harness_allocator::device::Device as _;
+use harness_allocator::sync::lock;
 use harness_allocator::units::{Bytes, Nanos};
 
 use crate::clock::{Streams, captures::is_any_active, work::Submitted};
@@ -250,7 +251,7 @@ impl Machine {
     }
 
     pub(crate) fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.state)
     }
 
     /// Refuses calls in a forked child that inherited a context, as CUDA does

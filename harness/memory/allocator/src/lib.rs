@@ -62,5 +62,6 @@ pub mod device;
 pub mod hash;
 mod named;
 pub mod stats;
+pub mod sync;
 pub mod units;
 mod wrap;

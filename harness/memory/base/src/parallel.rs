@@ -1,3 +1,4 @@
+use harness_allocator::sync::lock;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::{cell::Cell, panic, thread};
@@ -49,7 +50,7 @@ pub fn in_parallel_by<T: Sync, R: Send, E: Send>(
                 .and_then(|at| Some((items.get(at)?, answers.get(at)?)))
             {
                 let found = act(item);
-                *answer.lock().unwrap_or_else(PoisonError::into_inner) = Some(found);
+                *lock(answer) = Some(found);
             }
         };
         let others: Vec<_> = (1..workers).map(|_| scope.spawn(work)).collect();

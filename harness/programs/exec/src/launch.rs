@@ -3,8 +3,9 @@
 
 use std::ffi::{OsStr, OsString};
 use std::path::{Path, PathBuf};
-use std::{fs, io, os::unix::fs::symlink, process::Command, sync::Mutex, sync::PoisonError};
+use std::{fs, io, os::unix::fs::symlink, process::Command, sync::Mutex};
 
+use harness_allocator::sync::lock;
 use harness_gpu_settings::ledger::{LEDGER, Ledger};
 use harness_gpu_settings::limits::{LIMITS, LIMITS_LEDGER, LIMITS_RUN};
 use harness_gpu_settings::settings::{LIBRARIES, LINKED_RUNTIME, RUN, SETTINGS, SPARE, Settings};
@@ -131,11 +132,7 @@ impl Watch {
             let _ = fs::write(self.folder.path().join(NOT_LOADED), "");
             process::kill_all(&processes);
         } else if self.folder.path().join(LINKED_RUNTIME).exists()
-            || self
-                .detector
-                .lock()
-                .unwrap_or_else(PoisonError::into_inner)
-                .look(self.folder.path(), &processes[..processes.len() - 1])
+            || lock(&self.detector).look(self.folder.path(), &processes[..processes.len() - 1])
         {
             process::kill_all(&processes);
         }

@@ -5,10 +5,11 @@
 //! forks. The chosen call fails in the copy, which runs to its end while the original waits. After
 //! the last copy, the original exits.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::{cmp, collections::VecDeque};
 
 use harness_allocator::device::faulty::{CallRecord, DeviceCall, Injector};
+use harness_allocator::sync::lock;
 use harness_exec::forked::{Forked, fork, leave};
 use harness_exec::process::End;
 use serde::{Deserialize, Serialize};
@@ -117,7 +118,7 @@ impl Branches {
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.0)
     }
 }
 

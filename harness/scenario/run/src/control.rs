@@ -1,10 +1,11 @@
 //! [`Control`]: state shared between a run and the thread that enforces its time limits.
 
 use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
 use derive_more::Display;
+use harness_allocator::sync::lock;
 use harness_allocator::units::Nanos;
 
 /// The time limit of a step without its own limit, of opening the device, and of the cleanup after
@@ -192,7 +193,7 @@ impl Control {
     }
 
     fn present(&self) -> MutexGuard<'_, Option<Present>> {
-        self.present.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.present)
     }
 }
 

@@ -6,9 +6,10 @@
 //! model, see [`harness_gpu_settings::workspaces`].
 
 use std::ffi::{c_int, c_void};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::{collections::BTreeMap, ptr, slice};
 
+use harness_allocator::sync::lock;
 use harness_gpu_settings::export;
 use harness_gpu_settings::ffi::{Out, write};
 
@@ -78,7 +79,7 @@ struct State {
 
 impl Object {
     fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.state)
     }
 
     fn objects(&self, number: i32) -> Vec<Handle> {

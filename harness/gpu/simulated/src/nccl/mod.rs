@@ -15,9 +15,10 @@ use std::ffi::{CString, c_char, c_int, c_void};
 use std::hash::{Hash, Hasher as _};
 use std::ops::Deref;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::{cell::RefCell, env, io, mem::MaybeUninit, path::Path, slice, time::Duration};
 
+use harness_allocator::sync::lock;
 use harness_allocator::{hash::Mixer, units::Bytes};
 use harness_gpu_settings::collectives::{CollectiveCall, Operation};
 use harness_gpu_settings::export;
@@ -123,7 +124,7 @@ export! {
                 known,
             ),
         };
-        let mut factors = FACTORS.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut factors = lock(&FACTORS);
         factors.push(bytes.map_or(1.0, |bytes| reduce::number(&bytes, kind)));
         answer(write(operation, FIRST_FACTOR + factors.len() as c_int - 1))
     };
@@ -415,15 +416,13 @@ static IS_LEFT: AtomicBool = AtomicBool::new(false);
 fn perform(patience: Duration, work: Work, mut attempt: Attempt) -> c_int {
     let is_computed = machine().settings.values == Values::Cpu;
     if IS_LATE.load(Ordering::Acquire) {
-        LATE.lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .retain_mut(|late| matches!((late.attempt)(Some(Duration::ZERO)), Ok(false)));
+        lock(&LATE).retain_mut(|late| matches!((late.attempt)(Some(Duration::ZERO)), Ok(false)));
     }
     match attempt((!is_computed).then_some(patience)) {
         Ok(true) => 0,
         Ok(false) => {
             IS_LEFT.fetch_or(patience == PATIENCE_FOR_KNOWN, Ordering::Relaxed);
-            let mut late = LATE.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut late = lock(&LATE);
             late.push(Late { work, attempt });
             IS_LATE.store(true, Ordering::Release);
             0
@@ -438,7 +437,7 @@ pub(crate) fn settle(work: impl FnOnce(&Streams) -> Work) {
     if !IS_LATE.load(Ordering::Acquire) {
         return;
     }
-    let mut late = LATE.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut late = lock(&LATE);
     let settled: Vec<Late> = {
         let streams = &machine().state().streams;
         let work = work(streams);
@@ -631,13 +630,7 @@ impl Communicator {
         if let Some(peers) = &self.peers {
             peers.leave(is_aborted);
         }
-        for start in self
-            .buffers
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .iter_mut()
-            .filter_map(Option::take)
-        {
+        for start in lock(&self.buffers).iter_mut().filter_map(Option::take) {
             let state = &mut *machine().state();
             if let Ok(index) = state.device_at(start).map(|memory| memory.index()) {
                 // A failure means that the program has reset the device.
@@ -654,8 +647,7 @@ impl Communicator {
             return 0;
         };
         let size = table.of(self.ranks, is_point_to_point);
-        let buffers = &mut self.buffers.lock().unwrap_or_else(PoisonError::into_inner)
-            [usize::from(is_point_to_point)];
+        let buffers = &mut lock(&self.buffers)[usize::from(is_point_to_point)];
         if size == Bytes::ZERO || buffers.is_some() {
             return 0;
         }
@@ -867,13 +859,7 @@ impl Submission<'_> {
         let len = bytes(call);
         let factor = usize::try_from(operation - FIRST_FACTOR).ok();
         let factor = factor
-            .and_then(|index| {
-                FACTORS
-                    .lock()
-                    .unwrap_or_else(PoisonError::into_inner)
-                    .get(index)
-                    .copied()
-            })
+            .and_then(|index| lock(&FACTORS).get(index).copied())
             .unwrap_or(1.0);
         // Without other ranks, the result is this rank's data.
         let ranks = self.peers.as_ref().map_or(1, |_| self.ranks);

@@ -10,10 +10,11 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 use std::{cell::RefCell, io, os::unix::fs::FileExt as _};
 
+use harness_allocator::sync::lock;
 use harness_allocator::units::Bytes;
 use harness_gpu_settings::collectives::{
     CollectiveCall, CollectiveRanks, CollectiveWait, HEAD, Message, NO_PATIENCE, PREFIX, Published,
@@ -217,7 +218,7 @@ impl Peers {
     }
 
     fn own(&self) -> MutexGuard<'_, Own> {
-        self.own.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.own)
     }
 
     /// Publishes the next collective with this rank's data, and returns its number. Empty data are

@@ -2,9 +2,10 @@
 //! nodes only those that allocate and free memory, or record and wait for events, have effects.
 
 use std::ffi::{c_int, c_uint, c_ulonglong, c_void};
-use std::sync::{Mutex, MutexGuard, Once, PoisonError};
+use std::sync::{Mutex, MutexGuard, Once};
 use std::{collections::BTreeMap, ptr, slice};
 
+use harness_allocator::sync::lock;
 use harness_allocator::units::Bytes;
 use harness_gpu_settings::export;
 use harness_gpu_settings::ffi::{Out, again, write};
@@ -215,7 +216,7 @@ pub(crate) struct InstantiateParameters {
 static NODES: Mutex<BTreeMap<usize, Vec<usize>>> = Mutex::new(BTreeMap::new());
 
 fn nodes() -> MutexGuard<'static, BTreeMap<usize, Vec<usize>>> {
-    NODES.lock().unwrap_or_else(PoisonError::into_inner)
+    lock(&NODES)
 }
 
 /// The bodies of the conditional nodes of each graph, an array for each node, which the program
@@ -223,7 +224,7 @@ fn nodes() -> MutexGuard<'static, BTreeMap<usize, Vec<usize>>> {
 static BODIES: Mutex<BTreeMap<usize, Vec<Box<[usize]>>>> = Mutex::new(BTreeMap::new());
 
 fn bodies() -> MutexGuard<'static, BTreeMap<usize, Vec<Box<[usize]>>>> {
-    BODIES.lock().unwrap_or_else(PoisonError::into_inner)
+    lock(&BODIES)
 }
 
 /// A node that waits for an event or records it: its kind, the event, and whether it comes after no

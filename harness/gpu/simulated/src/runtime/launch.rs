@@ -2,9 +2,10 @@
 //! stored copies that its arguments point into.
 
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
-use std::sync::{LazyLock, Mutex, PoisonError};
+use std::sync::{LazyLock, Mutex};
 use std::{cell::RefCell, collections::HashMap, ptr};
 
+use harness_allocator::sync::lock;
 use harness_gpu_settings::{export, ffi::Out};
 
 use super::fat_binary::{self, chosen_code};
@@ -90,10 +91,7 @@ extern "C" fn __cudaRegisterFunction(
         parameters: None,
         dynamic: None,
     };
-    KERNELS
-        .lock()
-        .unwrap_or_else(PoisonError::into_inner)
-        .insert(host_function, kernel);
+    lock(&KERNELS).insert(host_function, kernel);
 }
 
 #[unsafe(no_mangle)]
@@ -188,7 +186,7 @@ unsafe fn forget_arguments(arguments: *const *const c_void, parameters: &[Parame
 
 /// The parameters of a registered kernel, by its mangled name; `None` if they are unknown.
 fn parameters(kernel: usize) -> Option<&'static [Parameter]> {
-    let mut kernels = KERNELS.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut kernels = lock(&KERNELS);
     let kernel = kernels.get_mut(&kernel)?;
     *kernel.parameters.get_or_insert_with(|| {
         // SAFETY: the program registered a string that lives as long as its code.
@@ -250,9 +248,7 @@ export! {
 fn of_code(kernel: usize) -> (image::Kernel, u32) {
     let gpu = machine().settings.gpu;
     let capability = 10 * gpu.capability.0 + gpu.capability.1;
-    let (binary, name) = KERNELS
-        .lock()
-        .unwrap_or_else(PoisonError::into_inner)
+    let (binary, name) = lock(&KERNELS)
         .get(&kernel)
         .map_or((0, 0), |kernel| (kernel.binary, kernel.name));
     // SAFETY: the program registered this binary.
@@ -271,7 +267,7 @@ fn set_attribute(kernel: usize, number: c_int, value: c_int) -> Result<(), Code>
         return Ok(());
     }
     let dynamic = allow_dynamic(of_code(kernel).0, value)?;
-    let mut kernels = KERNELS.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut kernels = lock(&KERNELS);
     if let Some(kernel) = kernels.get_mut(&kernel) {
         kernel.dynamic = Some(dynamic);
     }
@@ -284,7 +280,7 @@ const FUNCTION_ATTRIBUTES: usize = 144;
 #[unsafe(no_mangle)]
 unsafe extern "C" fn cudaFuncGetAttributes(attributes: *mut u8, kernel: usize) -> c_int {
     let (known, version) = of_code(kernel);
-    let kernels = KERNELS.lock().unwrap_or_else(PoisonError::into_inner);
+    let kernels = lock(&KERNELS);
     let set = kernels.get(&kernel).and_then(|kernel| kernel.dynamic);
     drop(kernels);
     let limits = machine().settings.gpu.limits();

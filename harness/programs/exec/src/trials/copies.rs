@@ -7,9 +7,10 @@ use std::ffi::OsString;
 use std::io::{self, BufRead as _, BufReader, Write as _};
 use std::os::unix::ffi::{OsStrExt as _, OsStringExt as _};
 use std::os::unix::net::{UnixListener, UnixStream};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard};
 use std::{fs, path::PathBuf, process, thread, time::Duration};
 
+use harness_allocator::sync::lock;
 use harness_gpu_settings::settings::{UNLOADED, Values};
 
 use super::{OUTPUTS, Observed, Trial};
@@ -84,7 +85,7 @@ impl Copies {
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.0)
     }
 
     /// Starts a run, whose output goes to files in its folder. Also returns whether it is a copy,

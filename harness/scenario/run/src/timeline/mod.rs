@@ -6,8 +6,9 @@
 
 mod device;
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 
+use harness_allocator::sync::lock;
 use harness_allocator::units::{Bytes, Nanos};
 use harness_allocator::{device::StreamId, stats::MemoryStats};
 use harness_record::timeline::{Timeline, TimelineEntry, Track};
@@ -35,8 +36,7 @@ impl Tracer {
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
-        // The timeline is valid even if a thread panicked while adding an entry.
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.0)
     }
 
     fn push(&self, entry: TimelineEntry) {

@@ -6,13 +6,14 @@
 //! address is therefore missed.
 
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 
 use harness_allocator::allocator::{
     Allocation, Allocator, AllocatorError, OomCause, PrivatePoolError, PrivatePoolId, PrivatePools,
     Request, wrapper::AllocatorWrapper,
 };
 use harness_allocator::device::{Device, DeviceError, StreamId};
+use harness_allocator::sync::lock;
 use harness_allocator::{stats::SegmentInfo, units::Bytes};
 
 use super::{
@@ -97,7 +98,7 @@ impl Recorder {
 
     /// The history stays consistent if a thread panics.
     fn log(&self) -> MutexGuard<'_, Log> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.0)
     }
 }
 

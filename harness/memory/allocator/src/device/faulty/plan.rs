@@ -4,7 +4,7 @@
 mod injector_state;
 
 use std::hash::{Hash as _, Hasher as _};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::{collections::BTreeSet, fmt, str::FromStr};
 
 use serde::{Deserialize, Serialize};
@@ -12,6 +12,7 @@ use serde::{Deserialize, Serialize};
 pub use self::injector_state::InjectorState;
 use super::call::{ANY, DeviceCall, Numbered};
 use crate::device::{CallSite, DeviceError, StreamId};
+use crate::sync::lock;
 use crate::units::{Bytes, Nanos};
 use crate::{allocator::Request, hash::Mixer, named::named_enum, stats::PoolKind};
 
@@ -645,9 +646,7 @@ impl Injector {
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
-        // The state is consistent between statements, so a panic of another thread leaves it
-        // usable.
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.0)
     }
 }
 

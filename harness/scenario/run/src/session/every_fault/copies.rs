@@ -8,10 +8,11 @@
 
 use std::io::{BufRead as _, BufReader};
 use std::os::unix::net::UnixStream;
+use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Mutex, PoisonError};
 
 use harness_allocator::device::faulty::Injector;
+use harness_allocator::sync::lock;
 use harness_devices::DeviceSource;
 use harness_exec::forked::{Forked, ForkedChild, fork, leave};
 use harness_exec::large_pages::use_for_code;
@@ -76,17 +77,14 @@ impl Servers {
         stop: &AtomicBool,
         progress: &(dyn Fn() + Sync),
     ) -> Results {
-        let take = || self.0.lock().unwrap_or_else(PoisonError::into_inner).pop();
+        let take = || lock(&self.0).pop();
         let mut told = Results::new();
         let Some(mut server) = take().filter(|_| !stop.load(Ordering::Relaxed)) else {
             return told;
         };
         // A server that failed or was interrupted is killed.
         if server.ask(order, stop, &mut told, progress).is_some() {
-            self.0
-                .lock()
-                .unwrap_or_else(PoisonError::into_inner)
-                .push(server);
+            lock(&self.0).push(server);
         }
         // The second run of a call may be missing.
         told.retain(|_, runs| runs.last().is_some_and(|last| !last.wants_one_more));

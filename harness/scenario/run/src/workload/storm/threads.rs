@@ -6,13 +6,14 @@
 //! out twice, and blocks keep their contents. After all threads have ended, the structure and the
 //! counters match the sum of their operations.
 
+use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Mutex, PoisonError};
 use std::{collections::BTreeMap, panic::resume_unwind, thread};
 
 use harness_allocator::allocator::caching::{CachingAllocator, Config};
 use harness_allocator::allocator::{Allocation, AllocatorError, Request, shared::SharedAllocator};
 use harness_allocator::device::{DevicePtr, Tag, TestDevice};
+use harness_allocator::sync::lock;
 use harness_allocator::{stats::MemoryStats, units::Bytes};
 
 use super::requests::{Operation, Requests};
@@ -235,13 +236,7 @@ impl Shared<'_, '_> {
             }
         };
         counts.allocations += 1;
-        note_handed_out(
-            &mut self
-                .handed_out
-                .lock()
-                .unwrap_or_else(PoisonError::into_inner),
-            &allocation,
-        )?;
+        note_handed_out(&mut lock(&self.handed_out), &allocation)?;
         let mut held = Held {
             allocation,
             tag: None,
@@ -271,10 +266,7 @@ impl Shared<'_, '_> {
                 .verify(allocation.stream(), allocation.range(), tag)?;
         }
         // Removed before the free, because another thread may get the address right after it.
-        self.handed_out
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .remove(&allocation.ptr());
+        lock(&self.handed_out).remove(&allocation.ptr());
         self.control.calls(BlockingCall::Free);
         Ok(self.allocator.free(allocation.ptr())?)
     }

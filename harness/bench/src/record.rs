@@ -302,7 +302,7 @@ pub struct Entry {
     pub hash: String,
     pub outcome: EntryResult,
     /// The accepted build's outcome in the same rounds.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub accepted: Option<EntryResult>,
 }
 

@@ -47,24 +47,24 @@ struct Baseline {
 #[serde(deny_unknown_fields)]
 struct Figures {
     /// `None` if a library other than torch does not publish it, as the next two optional figures.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(skip_serializing_if = "Option::is_none")]
     peak_allocated: Option<u64>,
     peak_reserved: u64,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(skip_serializing_if = "Option::is_none")]
     retries: Option<u64>,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(skip_serializing_if = "Option::is_none")]
     out_of_memory_errors: Option<u64>,
     driver_allocations: u64,
     driver_frees: u64,
     failed_allocations: u64,
     /// Peaks of page-locked memory of the host. Earlier versions did not record them.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(skip_serializing_if = "Option::is_none")]
     pinned_allocated: Option<u64>,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(skip_serializing_if = "Option::is_none")]
     pinned_reserved: Option<u64>,
     /// How often freed memory waited for another stream, if it did: then the peaks depend on the
     /// timing of the GPU.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(skip_serializing_if = "Option::is_none")]
     waits_of_frees: Option<u64>,
     /// Reads of values that nothing computed. With any, branches may have gone another way than on
     /// a GPU.

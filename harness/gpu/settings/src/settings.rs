@@ -80,7 +80,6 @@ pub struct Settings {
     pub addresses: AddressOrder,
     pub cudnn_workspace: CudnnWorkspace,
     /// Without a table, NCCL takes no memory.
-    #[serde(default)]
     pub nccl_memory: Option<Box<NcclMemory>>,
     pub values: Values,
     /// The most host memory for the contents of all devices, with [`Values::Cpu`].
@@ -94,7 +93,6 @@ pub struct Settings {
     pub cudnn: u32,
     pub faults: Vec<Fault>,
     /// The only device whose attempts the faults count.
-    #[serde(default)]
     pub faulty_device: Option<u32>,
     pub latencies: Vec<Latency>,
     pub kernels: Kernels,

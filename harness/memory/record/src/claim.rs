@@ -4,10 +4,10 @@ use serde::{Deserialize, Serialize};
 pub struct Claim {
     pub says: String,
     /// A link to the source, if there is one.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub source: Option<String>,
     pub verdict: ClaimVerdict,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub because: Option<String>,
 }
 
@@ -25,9 +25,9 @@ described! {
 pub struct ClaimFigure {
     pub name: String,
     /// Measured by a PyTorch program on the simulated GPU.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub pytorch: Option<String>,
     /// Measured by the scenario's own steps.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub harness: Option<String>,
 }

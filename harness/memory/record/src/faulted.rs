@@ -38,7 +38,6 @@ pub struct NotTried {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct FaultedCase {
     /// The scenario's process that made the call. `None` for the main process.
-    #[serde(default)]
     pub process: Option<String>,
     /// The call's name in the driver API.
     pub call: String,

@@ -108,7 +108,7 @@ pub struct RunRecord {
     pub device: DeviceInfo,
     pub allocator: String,
     /// Settings in the form of `PYTORCH_ALLOC_CONF`, if they differ from the allocator's defaults.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub settings: Option<String>,
     /// `true` if the user added this configuration. Its unmet expectations are noted and do not
     /// fail the run.
@@ -118,7 +118,7 @@ pub struct RunRecord {
     pub repetition: u32,
     pub reproduce: String,
     /// `true` if the state was checked after every operation. Absent if the run did not start.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub audited: Option<bool>,
     /// `true` if the run was repeated on a new device without checks, to measure times.
     #[serde(default, skip_serializing_if = "is_default")]
@@ -140,7 +140,7 @@ pub struct RunRecord {
     /// The allocator's counters after the last step.
     pub stats: MemoryStats,
     /// The figures of a run with several programs or processes. Absent for a run with one.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub processes: Option<RunProcesses>,
     /// The simulated device's charge for each operation. Empty for a real device.
     #[serde(default)]
@@ -200,7 +200,7 @@ pub struct ScenarioInfo {
     pub path: String,
     pub about: String,
     pub memory: Bytes,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub claim: Option<Claim>,
 }
 
@@ -371,19 +371,19 @@ pub struct StepRecord {
     /// A short description, for example `activations, 600 MiB`.
     pub text: String,
     /// The iteration of the enclosing loops, for example `i = 3`. `None` outside loops.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub iteration: Option<String>,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub size: Option<Bytes>,
     pub outcome: Outcome,
     /// The program or process that ran the step. `None` for the main process.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub process: Option<String>,
     /// The memory of that process after the step.
     pub accounts: Accounts,
     /// The figures of the program that an `exec` step ran. `accounts` describes the process that
     /// started it.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub program: Option<MemoryFigures>,
     /// Duration on the device's clock. `None` if the run was not timed.
     pub duration: Option<Nanos>,
@@ -393,10 +393,10 @@ pub struct StepRecord {
     pub tables: Vec<Table>,
     /// The state when the request failed, before the step freed anything. Absent if no request
     /// failed.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub failed_request: Option<FailedRequest>,
     /// The actions of the step's recovery policies.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub recovery: Option<Recovery>,
 }
 
@@ -413,13 +413,13 @@ pub struct FailedRequest {
     /// called.
     pub limit: Option<Bytes>,
     /// The allocator's own limit, if it refused the request before the driver was called.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub allocator_limit: Option<Bytes>,
     /// The program's own limit, if it refused the request before the allocator was called.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub program_limit: Option<Bytes>,
     /// The device call that a fault failed, if the request failed there.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub injected: Option<RefusedCall>,
     /// Memory of the program at that moment. `device.external_memory` includes other programs and
     /// the run's other processes.
@@ -455,7 +455,7 @@ pub struct FailedRequest {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RefusedCall {
     /// The scenario's process that made the call. `None` for the main process.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub process: Option<String>,
     /// The call's name in the driver API.
     pub call: String,

@@ -27,10 +27,10 @@ pub struct Recovery {
     pub retained: Bytes,
     /// Identifies the trained model, batches and settings without the policies: only equal
     /// trainings are alternatives.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub workload: Option<String>,
     /// The training's result. `None` if the step made a single request.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub trained: Option<Trained>,
     /// Host memory that the step used.
     #[serde(default, skip_serializing_if = "crate::is_default")]

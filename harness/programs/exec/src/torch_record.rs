@@ -39,7 +39,6 @@ pub struct TorchRecord {
     #[serde(default)]
     pub ended_by_library: bool,
     /// The last line of another exception that ended the process, a thread or a test.
-    #[serde(default)]
     pub error: Option<String>,
     /// `torch.cuda.memory_stats()` of each used device, by index. Peaks are those of the whole
     /// process, also if the program reset them.
@@ -54,7 +53,6 @@ pub struct TorchRecord {
     pub earlier: BTreeMap<String, Map<String, Value>>,
     /// `torch.cuda.host_memory_stats()` at exit, if the process used page-locked memory and this
     /// version of torch counts it. Of a killed process, those before the last reset of peaks.
-    #[serde(default)]
     pub host_memory_stats: Option<Map<String, Value>>,
     /// Why there are no statistics.
     pub problem: Option<String>,
@@ -65,10 +63,9 @@ pub struct TorchRecord {
     #[serde(default, skip_serializing)]
     pub late_import: Option<String>,
     /// With `--values cpu`.
-    #[serde(default)]
     pub not_computed: Option<NotComputed>,
     /// How an inference engine divides the memory, in one of its workers.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub engine: Option<InferenceEngine>,
     /// The engines and compilers that the hook adapted to the simulated GPU.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
@@ -82,7 +79,6 @@ pub struct OtherLibrary {
     pub allocator: String,
     /// How many of its out of memory errors reached the program. `None` if that is unknown, because
     /// Python before 3.12 does not show errors that a program catches.
-    #[serde(default)]
     pub errors: Option<u64>,
 }
 

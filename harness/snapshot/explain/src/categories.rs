@@ -113,11 +113,8 @@ pub struct CategoryBytes {
 pub struct CategoryRule {
     pub category: String,
     /// A part of the path.
-    #[serde(default)]
     pub file: Option<String>,
-    #[serde(default)]
     pub function: Option<String>,
-    #[serde(default)]
     pub regex: Option<Pattern>,
 }
 

@@ -58,11 +58,11 @@ pub struct FaultReport {
     #[serde(default)]
     pub caller: Caller,
     /// The second run without failures, and what differs, if it does.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub second: Option<Second>,
     /// What two runs do differently, if chance explains that a run continues with more memory or
     /// less work. Then neither counts.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub chance: Option<String>,
     /// Describes the selected attempts.
     pub chosen: String,
@@ -72,7 +72,7 @@ pub struct FaultReport {
     /// Why the figures of the runs without failures may differ from those on a GPU.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub doubts: Vec<Doubt>,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub part: Option<Part>,
 }
 
@@ -150,7 +150,7 @@ pub struct FaultCase {
     pub rank: Option<u32>,
     /// The call of a library that failed, if it was one. Others are attempts to allocate device
     /// memory.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub call: Option<String>,
     /// The first failed attempt, counted from 1, or the number of the call among those of this
     /// name.

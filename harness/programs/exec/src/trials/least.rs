@@ -39,7 +39,7 @@ pub struct LeastReport {
     /// Why the figures of the first run may differ from those on a GPU.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub doubts: Vec<Doubt>,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub part: Option<Part>,
 }
 
@@ -66,7 +66,7 @@ pub struct OrderLeast {
     pub runs: usize,
     /// How a run with enough memory differs from the first run, if it does: the program is not
     /// deterministic, or adapts to the memory.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub difference: Option<String>,
     /// Why the outcomes of its runs, or of the run that replays repeat, may differ from those on a
     /// GPU.

@@ -30,12 +30,12 @@ pub struct SettingsReport {
     pub best: Option<usize>,
     pub is_interrupted: bool,
     /// Why no row is predicted, if rows should be. The text follows the words "the program".
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub unpredicted: Option<String>,
     /// Why the figures of the first run may differ from those on a GPU.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub doubts: Vec<Doubt>,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub part: Option<Part>,
 }
 

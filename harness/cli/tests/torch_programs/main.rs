@@ -2176,8 +2176,10 @@ fn engine(python: &Path) -> Result<(), Failed> {
 }
 
 fn peers(python: &Path) -> Result<(), Failed> {
-    let program =
-        "import torch; print(*(torch.cuda.can_device_access_peer(0, peer) for peer in (0, 1)))";
+    // As torch.cuda.can_device_access_peer, without the import of torch.
+    let program = "import ctypes; runtime, can = ctypes.CDLL('libcudart.so.13'), ctypes.c_int()\n\
+         for peer in 0, 1:\n    \
+         runtime.cudaDeviceCanAccessPeer(ctypes.byref(can), 0, peer); print(can.value)";
     let printed = |gpu: &str| {
         harness()
             .args(["exec", "--gpu", gpu, "--devices", "2", "--"])
@@ -2186,7 +2188,7 @@ fn peers(python: &Path) -> Result<(), Failed> {
             .output()
     };
     let (of_center, of_desk) = (printed("a40-48")?.stdout, printed("rtx4090-24")?.stdout);
-    let is_right = of_center == b"False True\n" && of_desk == b"False False\n";
+    let is_right = of_center == b"0\n1\n" && of_desk == b"0\n0\n";
     if is_right {
         Ok(())
     } else {
@@ -2271,8 +2273,11 @@ fn psutil_reports_the_memory_of_the_machine(python: &Path) -> Result<(), Failed>
     let module = "import collections\nmemory = collections.namedtuple('svmem', 'total available \
          percent used free cached')\ndef virtual_memory():\n    return memory(1, 1, 1, 1, 1, 1)\n";
     std::fs::write(folder.path().join("psutil.py"), module)?;
-    let program = "import psutil, torch; kept = torch.empty(1 << 30, device='cuda', \
-         dtype=torch.uint8); print(*psutil.virtual_memory())";
+    let program = "import ctypes, psutil; from ctypes import byref\n\
+         c, context = ctypes.CDLL('libcuda.so.1'), ctypes.c_void_p(); c.cuInit(0)\n\
+         c.cuDevicePrimaryCtxRetain(byref(context), 0); c.cuCtxSetCurrent(context)\n\
+         c.cuMemAlloc_v2(byref(ctypes.c_uint64()), ctypes.c_size_t(1 << 30))\n\
+         print(*psutil.virtual_memory())";
     let printed = |gpu: &str| {
         let mut command = harness();
         command
@@ -2599,7 +2604,6 @@ fn baseline(python: &Path) -> Result<(), Failed> {
         folder.path().join("peaks.json"),
         folder.path().join("junit.xml"),
     );
-    // Without an optimizer, whose import takes as long as a third of the run.
     std::fs::write(
         folder.path().join("train.py"),
         "import sys, torch\nmodel = torch.nn.Linear(1024, 4096).cuda()\n\n\ndef step(rows):\n    \

@@ -594,7 +594,7 @@ impl Exec {
         prepared: Prepared,
         machine: &Machine,
     ) -> Result<(EndedProgram, Record), Failures> {
-        let ended = prepared.run(self.many.report().is_some())?;
+        let ended = prepared.run(self.many.report.is_some())?;
         let mut record =
             Record::read(ended.folder(), ended.end, machine).map_err(RunnerError::Lost)?;
         // A shell that becomes the program has effects of its own.
@@ -619,7 +619,7 @@ impl Exec {
     ) -> Result<ExitCode, Failures> {
         if has_many
             || self.device.is_some()
-            || self.many.report().is_some()
+            || self.many.report.is_some()
             || self.has_options_of_one_run()
         {
             let message = "two `--python` compare two runs on the simulated GPU, but other options \
@@ -847,7 +847,7 @@ impl Exec {
         if let Some(path) = &self.junit {
             terminal::save(path, program::junit(run))?;
         }
-        let Some(path) = self.many.report() else {
+        let Some(path) = &self.many.report else {
             return Ok(());
         };
         write_report(path, program::picture(run).as_deref(), |picture| {

@@ -115,7 +115,7 @@ impl Exec {
                 progress: &|| bar.inc(1),
                 context_overhead: self.context_overhead.of_context(),
                 memory_of_libraries: self.context_overhead == ContextOverhead::H200,
-                allow_ooms: self.many.allow_ooms(),
+                allow_ooms: self.many.allow_ooms,
                 jobs: self.many.jobs(jobs.unwrap_or(1)),
             };
             let report = search.report()?;
@@ -300,7 +300,7 @@ impl Exec {
             copies: Copies::none(),
             stop,
         };
-        let recording = match self.many.report() {
+        let recording = match self.many.report.as_deref() {
             _ if !self.many.predicts() => RecordedRequests::Nothing,
             Some(_) => RecordedRequests::Stacks,
             None => RecordedRequests::Sizes,

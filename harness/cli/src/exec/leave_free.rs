@@ -57,8 +57,8 @@ impl Exec {
             every: self.leave_free.every.unwrap_or(EVERY),
             command: &self.command,
         };
-        let squeezed = pressure.run(self.many.format())?;
-        match self.many.format() {
+        let squeezed = pressure.run(self.many.format)?;
+        match self.many.format {
             Format::Text if self.quiet && squeezed.exit_code == 0 => {}
             Format::Text => terminal::message(pressure.summary(&squeezed)),
             Format::Json => terminal::print_json(&squeezed)?,
@@ -66,7 +66,7 @@ impl Exec {
         if let Some(path) = &self.record {
             terminal::save(path, &terminal::json(&squeezed)?)?;
         }
-        if let Some(path) = self.many.report() {
+        if let Some(path) = &self.many.report {
             let again = pressure.again(&squeezed.command);
             let page = |picture: Option<&str>| squeeze::markdown(&squeezed, picture, &again);
             write_report(path, squeeze::picture(&squeezed).as_deref(), page)?;

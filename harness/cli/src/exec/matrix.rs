@@ -225,7 +225,7 @@ impl Exec {
             table.save(&path)?;
             let report = MatrixReport::new(done, earlier.as_deref());
             self.many.print(&report, Trials::Matrix(&report))?;
-            if !self.many.prints_json() {
+            if self.many.format != crate::Format::Json {
                 terminal::print(&format!("rows: {}\n", path.display()))?;
             }
             Ok(if report.is_success() {
@@ -238,7 +238,7 @@ impl Exec {
 
     /// The file of the rows. Its path is absolute, because a launcher may change the folder.
     fn rows_of(&self, matrix: &Path) -> Result<PathBuf, CliError> {
-        let default = || match self.many.shard() {
+        let default = || match self.many.shard {
             Some(shard) => format!("{}-{}.jsonl", shard.index, shard.count),
             None => "jsonl".to_owned(),
         };
@@ -301,7 +301,7 @@ impl Exec {
 
     /// Which runs belong to the shard, if there is one.
     fn own(&self, jobs: &[Job], earlier: Option<&[MatrixRow]>) -> Vec<bool> {
-        let Some(shard) = self.many.shard() else {
+        let Some(shard) = self.many.shard else {
             return vec![true; jobs.len()];
         };
         let known = by_cell(earlier.unwrap_or_default());
@@ -314,7 +314,12 @@ impl Exec {
         self.many.interruptible(|stop| {
             let setup = self.setup(&self.command, None);
             let figures = setup.and_then(|setup| {
-                self.figures(&setup, self.many.limit_or_none(), self.many.logs(), stop)
+                self.figures(
+                    &setup,
+                    self.many.limit_or_none(),
+                    self.many.logs.as_deref(),
+                    stop,
+                )
             });
             let figures =
                 figures.unwrap_or_else(|error| Some(RunFigures::without_run(error.to_string())));
@@ -454,7 +459,7 @@ impl Runs<'_> {
             fs::create_dir_all(&folder).map_err(CliError::unwritten(&folder))?;
             Ok(folder)
         };
-        self.exec.many.logs().map(folder).transpose()
+        self.exec.many.logs.as_deref().map(folder).transpose()
     }
 
     fn here(&self, job: &Job) -> Result<Option<RunFigures>, CliError> {
@@ -497,7 +502,7 @@ impl Runs<'_> {
             "--figures".into(),
             figures.clone().into(),
         ]);
-        if let Some(limit) = self.exec.many.time_limit() {
+        if let Some(limit) = self.exec.many.time_limit {
             all.extend(["--time-limit".into(), format!("{}ns", limit.0).into()]);
         }
         if let Some(logs) = self.logs(job)? {

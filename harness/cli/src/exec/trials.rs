@@ -1,4 +1,4 @@
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::{
     ffi::OsString,
     num::NonZeroUsize,
@@ -86,7 +86,7 @@ pub(super) struct Options {
     exact: bool,
     /// With `--least-memory` or `--largest`: allow out-of-memory errors that the program survives.
     #[arg(long, help_heading = MANY)]
-    allow_ooms: bool,
+    pub(super) allow_ooms: bool,
     /// Start the program anew for each run, and predict no run by a replay. By default, further
     /// runs are copies of one process, made when torch first uses the GPU, or after the import of
     /// another library. If a copy could differ from a new start, for example because the program
@@ -97,7 +97,7 @@ pub(super) struct Options {
     /// `--least-memory`, settings, or rows of `--matrix`. `harness report merge` combines the
     /// parts, which `--format json` prints, and those of the rows.
     #[arg(long, value_name = "I/N", help_heading = MANY)]
-    shard: Option<Shard>,
+    pub(super) shard: Option<Shard>,
     /// The number of parallel runs [default: the number of cores, or fewer if they exceed the
     /// host's memory; 1 with `--device`, because all runs share that GPU].
     #[arg(long, value_name = "N", help_heading = MANY)]
@@ -105,19 +105,19 @@ pub(super) struct Options {
     /// The time limit of a run, as in `90s` [default: 10 times the time of the first run, and at
     /// least 30 s; none with `--largest` and `--matrix`].
     #[arg(long, value_name = "TIME", value_parser = Nanos::parse, help_heading = MANY)]
-    time_limit: Option<Nanos>,
+    pub(super) time_limit: Option<Nanos>,
     /// Keep the output of all runs except the first in this folder; with `--matrix`, of all runs,
     /// each in its own folder.
     #[arg(long, value_name = "DIR", help_heading = MANY)]
-    logs: Option<PathBuf>,
+    pub(super) logs: Option<PathBuf>,
     /// Write a markdown report. For one run, a picture next to it shows reserved and allocated
     /// memory and failed calls; with `--leave-free`, device memory in use. In a folder, the file is
     /// `report.md`.
     #[arg(long, value_name = "FILE", value_parser = arguments::report())]
-    report: Option<PathBuf>,
+    pub(super) report: Option<PathBuf>,
     /// The output format. With `json`, the first run's standard output goes to standard error.
     #[arg(long, value_enum, default_value_t = Format::Text, help_heading = MANY)]
-    format: Format,
+    pub(super) format: Format,
 }
 
 pub(super) const MANY: &str = "Many runs";
@@ -292,36 +292,8 @@ impl Options {
         .into())
     }
 
-    pub(super) const fn format(&self) -> Format {
-        self.format
-    }
-
-    pub(super) fn report(&self) -> Option<&Path> {
-        self.report.as_deref()
-    }
-
-    pub(super) fn logs(&self) -> Option<&Path> {
-        self.logs.as_deref()
-    }
-
-    pub(super) const fn shard(&self) -> Option<Shard> {
-        self.shard
-    }
-
-    pub(super) const fn time_limit(&self) -> Option<Nanos> {
-        self.time_limit
-    }
-
-    pub(super) fn prints_json(&self) -> bool {
-        self.format == Format::Json
-    }
-
     pub(super) fn limit_or_none(&self) -> Duration {
         self.limit().unwrap_or(NO_LIMIT)
-    }
-
-    pub(super) const fn allow_ooms(&self) -> bool {
-        self.allow_ooms
     }
 
     /// Whether replays may predict runs.
@@ -695,7 +667,7 @@ impl Options {
     }
 
     fn save(&self, trials: Trials<'_>) -> Result<(), CliError> {
-        let Some(path) = self.report() else {
+        let Some(path) = &self.report else {
             return Ok(());
         };
         let svg = trials::picture(trials);

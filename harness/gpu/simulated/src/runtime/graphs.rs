@@ -240,7 +240,7 @@ struct EventNode {
 static EVENTS: Mutex<BTreeMap<usize, Vec<EventNode>>> = Mutex::new(BTreeMap::new());
 
 fn events() -> MutexGuard<'static, BTreeMap<usize, Vec<EventNode>>> {
-    EVENTS.lock().unwrap_or_else(PoisonError::into_inner)
+    lock(&EVENTS)
 }
 
 fn events_of(graph: usize) -> Vec<EventNode> {

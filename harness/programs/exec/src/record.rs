@@ -50,7 +50,7 @@ pub struct Record {
     /// were ended then.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub outlived: Vec<String>,
-    /// The processes that used the GPU or imported torch, by process ID.
+    /// The processes that used the GPU or imported torch, in the order of their starts.
     pub processes: Vec<Process>,
     /// The programs that Python processes started without the variables of the run, so without the
     /// simulated GPU, and where.
@@ -514,6 +514,9 @@ impl Record {
             Err(error) => return Err(error),
         };
         let mut processes: Vec<Process> = processes.into_values().collect();
+        // The kernel counts to the highest process ID, and begins again with free low ones.
+        let own = std::process::id();
+        processes.sort_by_key(|process| (process.pid < own, process.pid));
         add_peaks_by_timing(run, &mut processes, machine);
         // An interactive session shows an error and goes on: only the exit code of the first
         // process shows that no exception ended it.

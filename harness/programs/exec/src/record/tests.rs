@@ -115,6 +115,20 @@ fn a_killed_process_has_the_statistics_in_its_allocators_memory_and_those_before
 }
 
 #[test]
+fn processes_with_lower_ids_than_that_of_harness_began_after_the_others() {
+    let run = tempfile::tempdir().unwrap();
+    let own = std::process::id();
+    for pid in [own - 1, own + 1, own - 2, own + 2] {
+        let path = run.path().join(format!("torch-{pid}.json"));
+        fs::write(path, torch(true, None)).unwrap();
+    }
+    let machine = Machine::Simulated(Settings::new(&GPUS[0], Bytes::gib(1)));
+    let record = Record::read(run.path(), End::Code(0), &machine).unwrap();
+    let order: Vec<u32> = record.processes.iter().map(|one| one.pid).collect();
+    assert_eq!(order, [own + 1, own + 2, own - 2, own - 1]);
+}
+
+#[test]
 fn an_error_that_an_interactive_session_shows_did_not_end_a_program_with_exit_code_0() {
     let run = tempfile::tempdir().unwrap();
     for (pid, started) in [(9, 200), (10, 100)] {

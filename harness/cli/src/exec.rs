@@ -927,7 +927,7 @@ impl Exec {
         for process in record.without_snapshot(&snapshots) {
             terminal::message(format_args!(
                 "no snapshot of process {process}: it used the GPU, and ended before it could \
-                 write one or had no space for it"
+                 write one, or failed to write it"
             ));
         }
         let mut ranks = BTreeSet::new();

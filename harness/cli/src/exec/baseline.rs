@@ -29,8 +29,9 @@ const MOST: usize = 12;
 /// Further runs after a difference. If each run of a program has one of two values at random, all
 /// of them have the value of the run after at most one in eight differences.
 const REPEATS: usize = 3;
-/// The call site of all bytes at the peak of a process that ended before it could write a snapshot.
-const UNKNOWN: &str = "unknown: the process ended without exit handlers";
+/// The call site of all bytes at the peak of a process that wrote no snapshot, as one that ended
+/// without exit handlers.
+const UNKNOWN: &str = "unknown: the process wrote no snapshot";
 /// The prefix of a call site without Python frames. The site of the previous allocation follows it.
 const AFTER: &str = "after ";
 

@@ -6,6 +6,7 @@ import os
 import pickle
 import posix
 import signal
+import subprocess
 import sys
 import threading
 import traceback
@@ -117,6 +118,7 @@ def main():
     result = unittest.TestResult()
     for call, *args in (result.addError, 1, 2), (result.addSubTest, 1), (os.mkfifo, 3), (os.mknod,), (os.mkfifo, None):
         print(error_of(call, *args))
+    print(error_of(lambda: subprocess.Popen(["true"], env=5))[1])
     # It exits, or the limit is reached: it does not return.
     limit = sys.getrecursionlimit()
     print(sorted({error_of(exit_near_the_limit, left)[1].partition("(")[0] for left in range(limit - 40, limit)}))

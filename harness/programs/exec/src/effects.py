@@ -139,8 +139,8 @@ def _is_in_temporary_folder(path):
 def _has_variables(event, arguments):
     """Returns whether a program that is started has the variables of the run."""
     environment = None if event == "os.system" else arguments[3 if event == "subprocess.Popen" else 2]
-    if environment is None:
-        environment = os.environ
+    if environment is None or not hasattr(environment, "keys"):
+        environment = os.environ  # Without keys, the start fails.
     return "HARNESS_GPU_RUN" in environment or environment is not os.environ and b"HARNESS_GPU_RUN" in environment
 
 

@@ -342,6 +342,7 @@ MARKS = {
     "faults='all', baseline='x'": "faults with max_allocated, max_reserved or baseline: *",
     "baseline=5": "baseline=5 is not the path of a file",
     "baseline='no/file'": "*no/file: there is no such*",
+    "baseline='none.json'": "*help: `pytest --gpu-memory-update` writes it*",
     "max_allocated=-1": "max_allocated=-1 is not a size: write a number of bytes, or '20GiB'",
     "max_reserved='20GB'": "max_reserved='20GB' is not a size: write a number of bytes, or '20GiB'",
     "'24GiB'": "the mark gpu_memory takes keyword arguments only, as in gpu_memory(memory='24GiB')",

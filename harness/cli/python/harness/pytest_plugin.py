@@ -393,6 +393,7 @@ def harness(options):
 
 
 def failure(item, message, when="call"):
+    message = message.replace("`--update`", "`pytest --gpu-memory-update`")
     return pytest.TestReport(item.nodeid, item.location, {name: 1 for name in item.keywords}, "failed", message, when)
 
 

@@ -202,13 +202,14 @@ fn notes(report: &LargestReport) -> Vec<String> {
     if has(Evidence::NextPredicted) {
         notes.push(format!(
             "next predicted: the program ran on this GPU with the largest {name}. A replay of its \
-             requests with the next one runs out of memory."
+             requests with the next one runs out of memory. A run might not."
         ));
     }
     if has(Evidence::Predicted) {
         notes.push(
-            "predicted: by replays of what other rows recorded. No peak is shown where they \
-             predict different ones. `--fresh` runs all rows."
+            "predicted: by replays of what other rows recorded, so runs may find a higher or a \
+             lower value. No peak is shown where they predict different ones. `--fresh` runs all \
+             rows."
                 .to_owned(),
         );
     }

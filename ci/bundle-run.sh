@@ -61,13 +61,15 @@ case $device in
     cuda)
         step doctor ./harness doctor --require-gpu
         step scenarios tests/scenarios ::cuda
-        step contract tests/contract
+        # The row of the GPU. `cargo test` runs all rows.
+        step contract tests/contract cuda_limited
         ;;
     sim)
         step doctor ./harness doctor
-        step scenarios tests/scenarios ::sim
-        # The row that uses the libraries of the bundle. `cargo test` runs all rows.
-        step contract tests/contract cuda_on_the_simulated_gpu_limited
+        # The step `catalogue` runs all scenarios.
+        step scenarios tests/scenarios oom_retry::caching::sim
+        # These tests load every library of the bundle. `cargo test` runs all.
+        step contract tests/contract cuda_on_the_simulated_gpu_limited::allocator::library
         ;;
 esac
 step catalogue ./harness run scenarios --device "$device" --report "$out/report"

@@ -208,8 +208,7 @@ fn notes(report: &LargestReport) -> Vec<String> {
     if has(Evidence::Predicted) {
         notes.push(
             "predicted: by replays of what other rows recorded, so runs may find a higher or a \
-             lower value. No peak is shown where they predict different ones. `--fresh` runs all \
-             rows."
+             lower value. `--fresh` runs all rows."
                 .to_owned(),
         );
     }

@@ -6,9 +6,8 @@
 //! not, the search goes on between the values that are known.
 //!
 //! The GPU with the most memory is first, so other GPUs need smaller values than were recorded. A
-//! GPU with the lowest compute capability is next. The run with its predicted value shows by how
-//! much requests of GPUs differ. Other GPUs need no run if twice that difference does not change
-//! what the recordings predict for them. Nor does the next value of a GPU that ran.
+//! GPU with the lowest compute capability is next. If the run with its predicted value makes the
+//! predicted requests, its next value needs no run, and neither do the GPUs between the two.
 
 mod agreement;
 mod memory_curve;
@@ -24,7 +23,6 @@ use harness_trace::program::{RecordedProgram, Replayed, Scaled};
 use harness_trace::snapshot::Snapshot;
 use serde::Serialize;
 
-use self::agreement::Difference;
 pub use self::memory_curve::{CategoryPeak, MemoryCurve, MemoryPoint};
 use super::observed::{Observed, TrialEnd};
 use super::runner::FirstRun;
@@ -40,9 +38,12 @@ const FIRST: f64 = 8.0;
 const NEAR: f64 = 0.9;
 /// The ratio of values from which a range is split by factors.
 const FAR: f64 = 4.0;
-/// The compute capability at which PyTorch gives cuBLAS a larger workspace than before and after
-/// (`CublasHandlePool.cpp` of PyTorch 2.11).
+/// The compute capability of Hopper GPUs.
 const HOPPER: (u32, u32) = (9, 0);
+/// PyTorch's workspace for a handle of cuBLAS on Hopper GPUs, and on GPUs before and after
+/// (`CublasHandlePool.cpp` of PyTorch 2.11).
+const WORKSPACE_OF_HOPPER: Bytes = Bytes::mib(32);
+const WORKSPACE: Bytes = Bytes(8320 << 10);
 /// The forms of [`Parameter`] in options.
 const FORMS: &str = "expected NAME=FIRST..LAST, NAME=FIRST..LAST:STEP or NAME=VALUE,VALUE…, as in \
      `batch=1..4096`, `batch=8..4096:8` or `length=512,1024,2048`";
@@ -249,8 +250,8 @@ named_enum! {
     Evidence {
         /// Runs on this GPU with this value and the next one.
         Confirmed = "confirmed",
-        /// A run on this GPU with this value, and a replay with the next one of another GPU's
-        /// requests. That GPU's peak differs by too little to change the answer.
+        /// A run on this GPU with this value, which made another GPU's requests, and a replay of
+        /// these with the next value.
         NextPredicted = "next predicted",
         /// Replays of recordings of other rows.
         Predicted = "predicted",
@@ -388,14 +389,11 @@ struct Model {
     snapshots: BTreeMap<u64, Snapshot>,
     /// `false` if the program may request what it finds free.
     is_usable: bool,
-    /// `true` after runs have confirmed a prediction.
+    /// `true` after runs have confirmed a prediction and its exact peak.
     is_confirmed: bool,
-    /// `true` if a confirmed model of another GPU explains all its recordings, up to constant
-    /// workspaces.
+    /// `true` if a confirmed model of another GPU explains all its recordings, up to small sizes
+    /// and workspaces of cuBLAS.
     is_of_another: bool,
-    /// If it is confirmed: the error of its prediction, unless that was exact. Otherwise from the
-    /// confirmed requests of another GPU; `None` if no run shows it.
-    difference: Option<Difference>,
     /// `true` if runs contradict one of its predictions: values between recordings may have other
     /// requests.
     is_refuted: bool,
@@ -570,7 +568,7 @@ impl<E: Send> LargestSearch<'_, E> {
         let values = &self.parameter.values;
         let mut row = self.empty_row(case);
         let mut known = Known::default();
-        let mut foretold = None; // a prediction that was right, and the error of its peak
+        let mut foretold = None; // a prediction that was right
         loop {
             let (low, high) = known.open(values.len());
             if low >= high {
@@ -583,9 +581,7 @@ impl<E: Send> LargestSearch<'_, E> {
             if let Some(guess) = guess.filter(|guess| self.is_settled(case, models, &known, guess))
             {
                 row.basis = Evidence::NextPredicted;
-                if models[guess.model].of.is_like(case) {
-                    confirm(models, case, guess.model, None);
-                }
+                confirm(&mut models[guess.model]);
                 break;
             }
             let tried = self.next((case, base), models, &known, guess);
@@ -612,26 +608,24 @@ impl<E: Send> LargestSearch<'_, E> {
             let Some(guess) = guess else { continue };
             row.is_refuted |= known.refutes(guess.fitting) && models[guess.model].of.is_like(case);
             let is_closed = known.open(values.len()) == (guess.fitting, guess.fitting);
-            foretold = agreement::error_of(&guess, &known, &tried)
-                .map(|error| (guess, error))
-                .or(foretold);
-            if let Some((met, error)) = foretold
-                && is_closed
-                && (met.fitting, met.model) == (guess.fitting, guess.model)
-                && (error.is_none() || models[guess.model].of.is_like(case) && !row.is_refuted)
+            if agreement::is_met(&guess, &known, &tried) {
+                foretold = Some(guess);
+            }
+            let own = models.iter().position(|model| model.of.is_like(case));
+            if let (Some(met), Some(own)) = (foretold, own)
+                && (is_closed && met.fitting == guess.fitting)
+                && (met.model == own || models[own].is_of_another)
             {
-                confirm(models, case, guess.model, error);
+                confirm(&mut models[own]);
             }
         }
-        self.note_difference(case, models, &known);
         self.fill(&mut row, &known);
         Ok(Some((row, base.and_then(|base| peak_at(&known, base)))))
     }
 
     /// Returns whether a run on this GPU fits as predicted, and the next value cannot fit: the run
-    /// made the requests that another GPU predicts, up to constant workspaces, or its peak differs
-    /// by too little. The runs of that GPU confirmed its prediction. Without those recordings, the
-    /// model has the peak of each run by definition.
+    /// made the requests that another GPU predicts, up to small sizes and workspaces of cuBLAS, and
+    /// runs of that GPU confirmed its prediction.
     fn is_settled(
         &self,
         case: &LargestCase,
@@ -640,15 +634,12 @@ impl<E: Send> LargestSearch<'_, E> {
         guess: &Guess,
     ) -> bool {
         let (low, high) = known.open(self.parameter.values.len());
-        if !has_confirmed(models, case) || low != guess.fitting || low >= high {
-            return false;
-        }
         let model = &models[guess.model];
-        if model.of.is_like(case) {
-            model.is_of_another && has_peak(known, guess)
-        } else {
-            self.lacks_clearly(case, models, known, guess)
-        }
+        let is_predicted = model.of.is_like(case) && model.is_of_another;
+        has_confirmed(models, case)
+            && (low == guess.fitting && low < high)
+            && is_predicted
+            && has_peak(known, guess)
     }
 
     fn empty_row(&self, case: &LargestCase) -> LargestRow {
@@ -700,7 +691,6 @@ impl<E: Send> LargestSearch<'_, E> {
         let mut order: Vec<usize> = (0..models.len())
             .filter(|index| models[*index].of.has_command_of(case))
             .collect();
-        let is_hopper = |case: &LargestCase| case.capability() == HOPPER;
         order.sort_by_key(|index| {
             let of = &models[*index].of;
             (!of.is_like(case), is_hopper(of) != is_hopper(case))
@@ -711,7 +701,13 @@ impl<E: Send> LargestSearch<'_, E> {
     }
 
     fn replay(&self, case: &LargestCase, model: &Model, index: usize) -> Option<Replayed> {
-        let program = model.requests.at(self.parameter.values[index])?;
+        let is_replaced = is_hopper(case) && !is_hopper(&model.of);
+        let on_this_gpu = |size: Bytes| match size {
+            WORKSPACE if is_replaced => WORKSPACE_OF_HOPPER,
+            size => size,
+        };
+        let value = self.parameter.values[index];
+        let program = model.requests.at_with(value, on_this_gpu)?;
         let setup = replay::setup(&program, &case.trial, self.context_overhead)?;
         program.prepare().ok()?.replay(&setup).ok()
     }
@@ -891,6 +887,10 @@ fn peak_at(known: &Known, index: usize) -> Option<Bytes> {
     }
 }
 
+fn is_hopper(case: &LargestCase) -> bool {
+    case.capability() == HOPPER
+}
+
 fn has_peak(known: &Known, guess: &Guess) -> bool {
     let at = guess.fitting.checked_sub(1);
     guess.peak_reserved == at.and_then(|at| peak_at(known, at))
@@ -922,7 +922,6 @@ fn learn(
             is_usable: true,
             is_confirmed: false,
             is_of_another: false,
-            difference: None,
             is_refuted: false,
             is_irregular: false,
             doubts: Vec::new(),
@@ -957,8 +956,8 @@ fn learn(
         .extend(run.snapshot.map(|snapshot| (value, snapshot)));
 }
 
-/// Returns the requests of another GPU if they differ from this recording by constant workspaces
-/// only, and whether runs confirmed or refuted its predictions.
+/// Returns the requests of another GPU if only small sizes and workspaces of cuBLAS differ from
+/// this recording, and whether runs confirmed or refuted its predictions.
 fn shifted(
     models: &[Model],
     case: &LargestCase,
@@ -968,37 +967,15 @@ fn shifted(
     let mut similar: Vec<&Model> = models.iter().rev().filter(is_similar).collect();
     similar.sort_by_key(|model| !model.is_confirmed);
     similar.into_iter().find_map(|model| {
-        let requests = model.requests.shifted(value, program)?;
+        let workspaces = [WORKSPACE, WORKSPACE_OF_HOPPER];
+        let requests = model.requests.shifted(value, program, &workspaces)?;
         Some((requests, model.is_confirmed, model.is_refuted))
     })
 }
 
-/// Marks the model whose prediction was right, up to an error of its peak: the case's own, or a
-/// copy of the one that it used.
-fn confirm(models: &mut Vec<Model>, case: &LargestCase, used: usize, error: Option<Difference>) {
-    let used = &mut models[used];
-    if used.is_irregular {
-        return;
-    }
-    if used.of.is_like(case) {
-        used.is_confirmed = true;
-        used.difference = error;
-        return;
-    }
-    let copy = Model {
-        of: case.clone(),
-        requests: used.requests.clone(),
-        snapshots: BTreeMap::new(),
-        is_usable: true,
-        is_confirmed: true,
-        is_of_another: true,
-        difference: None,
-        is_refuted: used.is_refuted,
-        is_irregular: false,
-        doubts: used.doubts.clone(),
-    };
-    models.retain(|model| !model.of.is_like(case));
-    models.push(copy);
+/// Marks a model whose prediction was right.
+const fn confirm(model: &mut Model) {
+    model.is_confirmed |= !model.is_irregular;
 }
 
 #[cfg(test)]

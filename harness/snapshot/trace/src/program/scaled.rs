@@ -1,6 +1,7 @@
 //! [`Scaled`]: the requests of a program as a function of one of its parameters, such as the batch
 //! size, from recordings with a few values.
 
+use harness_allocator::stats::PoolKind;
 use harness_allocator::units::Bytes;
 
 use super::RecordedProgram;
@@ -34,10 +35,16 @@ impl Scaled {
         self.recordings.first().map(|(value, _)| *value)
     }
 
-    /// Returns the recordings of another GPU, whose constant workspaces differ as in this recording
-    /// of that GPU. Returns `None` if other sizes differ: one recording does not show how they
-    /// depend on the value.
-    pub fn shifted(&self, value: u64, recording: &RecordedProgram) -> Option<Self> {
+    /// Returns the recordings of another GPU, whose small sizes and workspaces differ as in this
+    /// recording of that GPU. `workspaces` are all their sizes. Returns `None` if other sizes
+    /// differ: one recording does not show how they depend on the value. Small requests share
+    /// segments with each other only, so an error of their sizes hardly changes the peak.
+    pub fn shifted(
+        &self,
+        value: u64,
+        recording: &RecordedProgram,
+        workspaces: &[Bytes],
+    ) -> Option<Self> {
         let own = self.at(value).filter(|own| has_shape_of(own, recording))?;
         let mut shifted = Self::default();
         shifted.add(value, recording.clone());
@@ -48,11 +55,11 @@ impl Scaled {
         for (at, other) in alike {
             let mut other = other.clone();
             let moved = |size: Bytes, from: Bytes, to: Bytes| {
-                let is_constant = size == from;
-                match from == to {
-                    true => Some(size),
-                    false => is_constant.then_some(to),
-                }
+                let are_small = from.max(to) <= PoolKind::LARGEST_SMALL;
+                let is_workspace =
+                    size == from && [from, to].iter().all(|size| workspaces.contains(size));
+                let is_known = from == to || are_small || is_workspace;
+                is_known.then(|| (size + to).saturating_sub(from))
             };
             for (index, operation) in other.operations.iter_mut().enumerate() {
                 if let TraceEvent::Allocate { size, .. } = operation {
@@ -102,6 +109,15 @@ impl Scaled {
     /// such a parabola. Returns `None` if no two recordings have the same requests, except for
     /// their sizes.
     pub fn at(&self, value: u64) -> Option<RecordedProgram> {
+        self.at_with(value, |constant| constant)
+    }
+
+    /// As [`Scaled::at`], with other sizes in place of those that all these recordings share.
+    pub fn at_with(
+        &self,
+        value: u64,
+        replaced: impl Fn(Bytes) -> Bytes,
+    ) -> Option<RecordedProgram> {
         let near = self.near(value)?;
         let mut program = near[0].1.clone();
         let scaled = |of: &dyn Fn(&RecordedProgram) -> Bytes| {
@@ -109,7 +125,11 @@ impl Scaled {
                 .iter()
                 .map(|(at, recording)| (*at, of(recording).0))
                 .collect();
-            Bytes(interpolated(&points, value))
+            let (_, first) = points[0];
+            match points.iter().all(|(_, size)| *size == first) {
+                true => replaced(Bytes(first)),
+                false => Bytes(interpolated(&points, value)),
+            }
         };
         for (index, operation) in program.operations.iter_mut().enumerate() {
             if let TraceEvent::Allocate { size, .. } = operation {
@@ -307,25 +327,43 @@ mod tests {
     }
 
     #[test]
-    fn one_recording_of_another_gpu_shows_its_constant_workspace() {
+    fn a_size_that_all_recordings_share_can_be_replaced() {
+        // With the value 2, the second request has the size of the first one.
+        let of = |first: u64| move |value: u64| program(&[first, 8 * value]);
+        let doubled = |size: Bytes| Bytes(size.0 * 2);
+        let scaled = scaled(&[1, 2, 9], of(16));
+        assert_eq!(scaled.at_with(2, doubled), Some(of(32)(2)));
+    }
+
+    #[test]
+    fn one_recording_of_another_gpu_shows_its_workspace() {
         let with_workspace =
             |workspace: u64| move |value: u64| program(&[workspace, 7 * value, value * value]);
         let one = scaled(&[1, 2, 9], with_workspace(32 << 20));
         let recording = with_workspace(8 << 20)(40);
-        let other = one.shifted(40, &recording).expect("a constant differs");
+        let sizes = [Bytes::mib(8), Bytes::mib(32)];
+        let other = one.shifted(40, &recording, &sizes).expect("a workspace");
         assert_eq!(other.at(300), Some(with_workspace(8 << 20)(300)));
-        assert!(one.shifted(40, &program(&[1])).is_none());
+        assert!(one.shifted(40, &program(&[1]), &sizes).is_none());
+        let small = |more: u64| move |value: u64| program(&[more + 12 * value, value << 20]);
+        let another = scaled(&[1, 9], small(0)).shifted(40, &small(512)(40), &sizes);
+        assert_eq!(
+            another.expect("a small size").at(300),
+            Some(small(512)(300))
+        );
+        let unknown = with_workspace(9 << 20)(40);
+        assert!(one.shifted(40, &unknown, &sizes).is_none());
         assert!(one.explains(40, &with_workspace(32 << 20)(40)));
         assert!(!one.explains(40, &recording) && !one.explains(40, &program(&[1])));
     }
 
     #[test]
     fn one_recording_does_not_show_how_another_slope_depends_on_the_value() {
-        let with_slope = |slope: u64| move |value: u64| program(&[100, 20 + slope * value]);
+        let with_slope = |slope: u64| move |value: u64| program(&[100, (slope * value) << 20]);
         let one = scaled(&[1, 8, 50], with_slope(9));
-        assert!(one.shifted(40, &with_slope(8)(40)).is_none());
+        assert!(one.shifted(40, &with_slope(8)(40), &[]).is_none());
         let same = one
-            .shifted(40, &with_slope(9)(40))
+            .shifted(40, &with_slope(9)(40), &[])
             .expect("nothing differs");
         assert_eq!(same.at(300), Some(with_slope(9)(300)));
     }

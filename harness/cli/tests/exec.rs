@@ -108,6 +108,7 @@ fn main() -> ExitCode {
         the_least_memory_is_found
         the_largest_value_that_fits_is_found_on_each_gpu
         a_value_in_a_configuration_file_is_searched
+        no_copy_of_a_configuration_file_outlives_harness
         unusable_configuration_files_are_rejected_before_a_run
         arguments_and_variables_that_may_save_memory_are_tried
         settings_are_compared_by_running_the_program_with_each
@@ -3610,6 +3611,36 @@ fn a_value_in_a_configuration_file_is_searched(world: World) {
         fs::read_to_string(world.path("conf/train.yaml")).unwrap(),
         text
     );
+}
+
+fn no_copy_of_a_configuration_file_outlives_harness(world: World) {
+    world.write("conf/train.yaml", "count: {count}");
+    let mut options = vec!["--largest", "count=1..64", "--config", "conf/train.yaml"];
+    options.extend(["--fresh", "--jobs", "2"]);
+    let program = "test -s $0 && echo $$ > new$$; mv new$$ pid; exec sleep 1000";
+    for signals in [
+        &["KILL"][..],
+        &["TERM"],
+        &["HUP"],
+        &["INT"],
+        &["INT", "INT"],
+    ] {
+        let _ = fs::remove_file(world.path("pid"));
+        let command = ["sh", "-c", program, "conf/train.yaml"];
+        let mut run = world.command(&options, &command);
+        let mut child = run.stderr(Stdio::null()).spawn().unwrap();
+        let pid = wait_for("a run", || fs::read_to_string(world.path("pid")).ok());
+        for signal in signals {
+            let kill = format!("kill -{signal} {}", child.id());
+            let sent = Command::new("sh").args(["-c", &kill]).status().unwrap();
+            assert!(sent.success(), "{signal}");
+        }
+        child.wait().unwrap();
+        wait_for_end(&pid);
+        wait_for("the end of the copies", || {
+            (fs::read_dir(world.path("conf")).unwrap().count() == 1).then_some(())
+        });
+    }
 }
 
 fn unusable_configuration_files_are_rejected_before_a_run(world: World) {

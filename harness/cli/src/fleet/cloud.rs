@@ -34,7 +34,7 @@ mod absent {
             match self.0 {}
         }
 
-        pub(in crate::fleet) fn fetch(&self, _: &Source) -> io::Result<tempfile::NamedTempFile> {
+        pub(in crate::fleet) fn fetch(&self, _: &Source) -> io::Result<std::fs::File> {
             match self.0 {}
         }
     }
@@ -42,14 +42,14 @@ mod absent {
 
 #[cfg(feature = "cloud")]
 mod present {
-    use std::io::{self, Write as _};
+    use std::fs::File;
+    use std::io::{self, Seek as _, Write as _};
     use std::path::{Path as FilePath, PathBuf};
 
     use object_store::aws::AmazonS3Builder;
     use object_store::azure::MicrosoftAzureBuilder;
     use object_store::gcp::GoogleCloudStorageBuilder;
     use object_store::{ObjectMeta, ObjectStore, ObjectStoreExt as _, RetryConfig, path::Path};
-    use tempfile::NamedTempFile;
     use tokio::runtime::{Builder, Runtime};
 
     use super::{CliError, Source};
@@ -153,12 +153,12 @@ mod present {
             Ok(sources)
         }
 
-        /// Downloads a snapshot.
-        pub(in crate::fleet) fn fetch(&self, source: &Source) -> io::Result<NamedTempFile> {
+        /// Downloads a snapshot into a file without a name, which ends with this process.
+        pub(in crate::fleet) fn fetch(&self, source: &Source) -> io::Result<File> {
             let key = source.name[self.bucket.len()..].trim_start_matches('/');
             let path = Path::parse(key).map_err(io::Error::other)?;
             let size = source.cloud.map_or(0, |(_, size)| size);
-            let mut file = NamedTempFile::new()?;
+            let mut file = tempfile::tempfile()?;
             let mut start = 0;
             while start < size {
                 let end = size.min(start + PART);
@@ -168,7 +168,7 @@ mod present {
                 file.write_all(&part.map_err(|error| io::Error::other(in_short(&error)))?)?;
                 start = end;
             }
-            file.flush()?;
+            file.rewind()?;
             Ok(file)
         }
     }

@@ -165,19 +165,13 @@ impl Source {
                 ..row
             };
         }
-        let fetched = self
-            .cloud
-            .and_then(|(number, _)| clouds.get(number))
-            .map(|cloud| cloud.fetch(self))
-            .transpose();
-        let opened = fetched.and_then(|file| {
-            let content = Content::open(
-                file.as_ref().map_or(&self.path, |file| file.path()),
-                interrupted,
-            )?;
-            Ok((content, file))
-        });
-        let (mut content, _fetched) = match opened {
+        let cloud = self.cloud.and_then(|(number, _)| clouds.get(number));
+        let opened = match cloud {
+            Some(cloud) => cloud.fetch(self),
+            None => files::open(&self.path),
+        };
+        let opened = opened.and_then(|file| Content::of(file, interrupted));
+        let mut content = match opened {
             Ok(opened) => opened,
             Err(error) => {
                 return Row {
@@ -234,8 +228,7 @@ struct Content<'a> {
 }
 
 impl<'a> Content<'a> {
-    fn open(path: &Path, interrupted: &'a AtomicBool) -> io::Result<Self> {
-        let file = files::open(path)?;
+    fn of(file: File, interrupted: &'a AtomicBool) -> io::Result<Self> {
         let metadata = file.metadata()?;
         let limit = if metadata.is_file() {
             metadata.len()
@@ -292,7 +285,7 @@ mod tests {
         let mut file = tempfile::NamedTempFile::new()?;
         file.write_all(b"0123456789")?;
         let interrupted = AtomicBool::new(false);
-        let mut content = Content::open(file.path(), &interrupted)?;
+        let mut content = Content::of(files::open(file.path())?, &interrupted)?;
         let mut read = Vec::new();
         while content
             .read(&mut [0; 4])
@@ -303,7 +296,7 @@ mod tests {
             file.write_all(b"more")?;
         }
         assert_eq!((read.iter().sum::<usize>(), content.failed), (10, false));
-        let mut content = Content::open(file.path(), &interrupted)?;
+        let mut content = Content::of(files::open(file.path())?, &interrupted)?;
         interrupted.store(true, Ordering::Relaxed);
         assert!(content.read_to_end(&mut Vec::new()).is_err() && content.failed);
         Ok(())

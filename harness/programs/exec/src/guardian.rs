@@ -2,14 +2,14 @@
 //!
 //! The guardian is forked before the first run. It reads from a pipe whose other end only this
 //! process and its forked copies hold. When the pipe closes, it ends every process with one of this
-//! process's run folders in its environment, and removes the folders. A guardian that is killed
-//! too, as with the whole container, leaves them to the next start, which removes the folders of
-//! dead processes.
+//! process's run folders in its environment, and removes the folders, along with files elsewhere
+//! that a link in them names. A guardian that is killed too, as with the whole container, leaves
+//! them to the next start, which removes the folders of dead processes.
 
 use std::fs::{self, File};
 use std::io::{self, PipeReader, Read as _};
 use std::os::fd::IntoRawFd as _;
-use std::os::unix::{ffi::OsStrExt as _, fs::MetadataExt as _};
+use std::os::unix::{ffi::OsStrExt as _, fs::MetadataExt as _, fs::symlink};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 use std::{ffi::OsStr, sync::Mutex};
@@ -21,12 +21,14 @@ use nix::sys::signal::{self, SigHandler, Signal};
 use nix::sys::{prctl, wait::waitpid};
 use nix::unistd::{self, ForkResult, Pid};
 use procfs::process::Process;
-use tempfile::TempDir;
+use tempfile::{NamedTempFile, TempDir};
 
 use crate::{forked, process};
 
 /// Folder names begin with this and the process ID of the guarded process.
 const PREFIX: &str = "harness-gpu-";
+/// A link in a run folder to a file that is removed with the folder.
+const ELSEWHERE: &str = "elsewhere";
 /// How long the guardian tries to end processes.
 const MOST: Duration = Duration::from_secs(6);
 
@@ -57,6 +59,34 @@ impl RunFolder {
 
     pub fn path(&self) -> &Path {
         self.folder.path()
+    }
+}
+
+/// A temporary file outside of the folder for temporary files. Dropping it deletes the file, and if
+/// this process is killed, the guardian deletes it.
+#[derive(Debug)]
+pub struct GuardedFile {
+    file: NamedTempFile,
+    _folder: RunFolder,
+}
+
+impl GuardedFile {
+    /// Creates a file whose name begins and ends like this.
+    pub fn create(folder: &Path, prefix: &str, suffix: &str) -> io::Result<Self> {
+        let guarded = RunFolder::new()?;
+        let file = tempfile::Builder::new()
+            .prefix(prefix)
+            .suffix(suffix)
+            .tempfile_in(std::path::absolute(folder)?)?;
+        symlink(file.path(), guarded.path().join(ELSEWHERE))?;
+        Ok(Self {
+            file,
+            _folder: guarded,
+        })
+    }
+
+    pub fn path(&self) -> &Path {
+        self.file.path()
     }
 }
 
@@ -107,7 +137,7 @@ fn sweep(temporary: &Path) {
         // lock.
         if is_dead && File::open(entry.path()).is_ok_and(|folder| folder.try_lock().is_ok()) {
             end_programs(&entry.path());
-            let _ = fs::remove_dir_all(entry.path());
+            remove(&entry.path());
         }
     }
 }
@@ -164,9 +194,17 @@ fn clean_up(Guarded { temporary, prefix }: &Guarded) {
             .to_str()
             .is_some_and(|name| name.starts_with(prefix.as_str()))
         {
-            let _ = fs::remove_dir_all(entry.path());
+            remove(&entry.path());
         }
     }
+}
+
+/// Removes a run folder, and the file elsewhere that belongs to it.
+fn remove(folder: &Path) {
+    if let Ok(elsewhere) = fs::read_link(folder.join(ELSEWHERE)) {
+        let _ = fs::remove_file(elsewhere);
+    }
+    let _ = fs::remove_dir_all(folder);
 }
 
 fn end_programs(folder: &Path) {

@@ -23,7 +23,7 @@ pub mod environment;
 pub mod errors;
 mod files;
 pub mod forked;
-mod guardian;
+pub mod guardian;
 pub mod hang;
 pub mod host_memory;
 pub mod imports;

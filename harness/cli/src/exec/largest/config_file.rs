@@ -5,8 +5,8 @@ use std::ffi::{OsStr, OsString};
 use std::path::{Path, PathBuf};
 
 use harness_base::files;
+use harness_exec::guardian::GuardedFile;
 use harness_exec::trials::largest::{Parameter, filled_in};
-use tempfile::NamedTempFile;
 
 use super::CliError;
 
@@ -85,7 +85,7 @@ impl<'a> ConfigFile<'a> {
         &self,
         command: &mut [OsString],
         values: &BTreeMap<String, u64>,
-    ) -> Result<NamedTempFile, CliError> {
+    ) -> Result<GuardedFile, CliError> {
         let [stem, ending] = [self.path.file_stem(), self.path.extension()]
             .map(|part| part.unwrap_or_default().to_string_lossy());
         let folder = match self.path.parent() {
@@ -100,15 +100,11 @@ impl<'a> ConfigFile<'a> {
             CliError::input(message, "put the file into a folder that you can write to")
         };
         // Some loaders import the file as a module, whose name has no dots.
-        let copy = tempfile::Builder::new()
-            .prefix(&format!("{stem}_"))
-            .suffix(&if ending.is_empty() {
-                String::new()
-            } else {
-                format!(".{ending}")
-            })
-            .tempfile_in(folder)
-            .map_err(unwritable)?;
+        let suffix = match &*ending {
+            "" => String::new(),
+            ending => format!(".{ending}"),
+        };
+        let copy = GuardedFile::create(folder, &format!("{stem}_"), &suffix).map_err(unwritable)?;
         std::fs::write(copy.path(), filled_in(&self.text, values)).map_err(unwritable)?;
         for argument in command {
             if let Some(option) = self.option(argument) {

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # tap.py 3.2.1 (https://pypi.org/project/tap.py) passes a failed test if its name contains "# TODO", without an error.
 #
-# Perl's Test::More writes such a name as "\# TODO", because an escaped # starts no directive ("Escaping" in
-# https://testanything.org/tap-version-14-specification.html). Perl's TAP::Parser counts the failure. For tap.py, the backslash belongs to the name,
+# Perl's Test::More writes such a name as "\# TODO", because an escaped # starts no directive. Version 14 of TAP made this a rule
+# (https://testanything.org/tap-version-14-specification.html). Perl's TAP::Parser counts the failure. For tap.py, the backslash belongs to the name,
 # and the rest is a directive (tap/parser.py, line 27). So the test is an expected failure, and the command `tappy` exits with 0. A name with
 # "# skip" becomes a skipped test.
 #

@@ -34,12 +34,16 @@ pub fn stub_files(
     for soname in ALWAYS.into_iter().map(str::to_owned).chain(runtime) {
         imports.libraries.entry(soname).or_default();
     }
+    let mut of_library: BTreeMap<&str, Vec<&str>> = BTreeMap::new();
+    for name in functions::names() {
+        if let Some(library) = library_of_symbol(name) {
+            of_library.entry(library).or_default().push(name);
+        }
+    }
     for (soname, library) in &mut imports.libraries {
         let node = library.nodes.first().cloned();
-        let is_of_library = |name: &&str| {
-            library_of_symbol(name).is_some_and(|known| Some(known) == library_of_file(soname))
-        };
-        for name in functions::names().filter(is_of_library) {
+        let names = library_of_file(soname).and_then(|known| of_library.get(known));
+        for &name in names.into_iter().flatten() {
             let function = || Symbol {
                 name: name.to_owned(),
                 node: node.clone(),

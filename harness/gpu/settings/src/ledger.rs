@@ -287,8 +287,8 @@ impl Locked<'_> {
         Some(index)
     }
 
-    /// Starts the entry of this process. An entry with its number is from a program before `exec`,
-    /// whose memory is free. Processes that this one replaces have ended.
+    /// Starts the entry of this process. If an entry already has its process ID, an earlier program
+    /// of this process wrote it and then called `exec`, which freed the program's memory.
     fn enter_this_process(&self) -> Option<usize> {
         self.release_ended(None);
         let pid = std::process::id().into();

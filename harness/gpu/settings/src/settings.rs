@@ -134,7 +134,8 @@ named_enum! {
     #[serde(rename_all = "lowercase")]
     Values {
         Zeros = "zeros",
-        /// The bytes of small copies until a kernel may overwrite them, otherwise zeros.
+        /// Small copies keep their bytes until a kernel may overwrite them. All other bytes are
+        /// zeros.
         Copies = "copies",
         /// The CPU computes the operations of PyTorch.
         Cpu = "cpu",

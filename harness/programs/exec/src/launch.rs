@@ -289,7 +289,7 @@ impl Launch<'_> {
         for (name, module) in ENGINES {
             fs::write(engines.join(name), module)?;
         }
-        // Tests of this crate have another program.
+        // In unit tests of this crate, the current program is not `harness`.
         let programs = programs(run);
         fs::create_dir(&programs)?;
         symlink(std::env::current_exe()?, programs.join(NVIDIA_SMI))?;

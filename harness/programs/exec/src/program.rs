@@ -19,7 +19,7 @@ const RUNTIME_PACKAGE: &str = "nvidia_cuda_runtime";
 /// A command's program.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Program {
-    /// The Python that the command starts. A command that is no Python program may start it later.
+    /// The Python that the command is, or may start later.
     pub python: Option<PathBuf>,
     /// The version of the C library, for example 2 and 36.
     pub libc: (u32, u32),

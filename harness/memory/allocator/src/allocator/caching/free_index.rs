@@ -47,7 +47,7 @@ impl Default for Rows {
 
 #[derive(Clone, Debug)]
 struct Row {
-    /// The words that have a bit.
+    /// Bit N is set if word N is not zero.
     summary: u64,
     words: [u64; WORDS],
     /// The root of the smallest size of each bin. Valid only if its bit is set.

@@ -2826,7 +2826,7 @@ fn memory_that_a_random_program_keeps_by_chance_does_not_count(world: World) {
 }
 
 /// How a program can react to an OutOfMemoryError, the outcome, and whether that is a clean end.
-const REACTIONS: [(&str, &str, bool); 17] = [
+const REACTIONS: [(&str, &str, bool); 19] = [
     ("raise error", "out_of_memory", true),
     (
         "sys.excepthook = lambda *_: print('rich', file=sys.stderr); raise error",
@@ -2865,6 +2865,8 @@ const REACTIONS: [(&str, &str, bool); 17] = [
         false,
     ),
     ("fail_again()", "KeyError: 'loss'", false),
+    ("show(error); sys.exit(1)", "exit_code", true),
+    ("show(error); fail_again()", "KeyError: 'loss'", false),
     (
         "threading.Thread(target=fail, args=[KeyError('loss')]).start(); exits.append(1)",
         "KeyError: 'loss'",
@@ -2876,8 +2878,8 @@ const REACTIONS: [(&str, &str, bool); 17] = [
 
 /// What follows the traceback in the output, as with Triton, is no matter.
 fn an_end_is_clean_if_an_out_of_memory_error_and_nothing_else_ended_the_program(world: World) {
-    let mut program = "import asyncio, atexit, ctypes, faulthandler, logging, os, signal, sys, \
-         threading, traceback, torch\n\
+    let mut program = "import asyncio, atexit, code, ctypes, faulthandler, logging, os, signal, \
+         sys, threading, traceback, torch\n\
          libc, exits = ctypes.CDLL(None), []\n\
          leaks = ctypes.CFUNCTYPE(None)(lambda: libc.write(2, b'nanobind: leaked 4 instances!\\n', \
          30))\n\
@@ -2886,6 +2888,8 @@ fn an_end_is_clean_if_an_out_of_memory_error_and_nothing_else_ended_the_program(
          atexit.register(print_last)\n\
          def fail(error):\n    raise error\n\
          async def fails(error):\n    raise error\n\
+         def show(error):\n    shell = code.InteractiveInterpreter({'error': error})\n    \
+         shell.runsource('raise error')\n\
          def fail_again():\n    try:\n        {}['loss']\n    except KeyError:\n        \
          traceback.print_exc()\n        sys.exit(1)\n\
          def end():\n    while threading.active_count() > 1: pass\n    sys.exit(1)\n"

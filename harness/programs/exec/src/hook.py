@@ -229,8 +229,16 @@ def _note_exit(status, error, exits):
         _note_end("exit", error, exits)
 
 
+def _uncaught():
+    """The exception that left the program, if there is one. Interactive shells also set `sys.last_value` when they show an exception. Such an exception did
+    not leave the outermost frame, which calls the shell."""
+    error = getattr(sys, "last_value", None)
+    left = getattr(error, "__traceback__", None)
+    return None if left is not None and left.tb_frame.f_back is not None else error
+
+
 def _how_it_ended():
-    return _ends.get("test") or _end(getattr(sys, "last_value", None)) or _ends.get("exit") or _ends.get("thread") or {}
+    return _ends.get("test") or _end(_uncaught()) or _ends.get("exit") or _ends.get("thread") or {}
 
 
 def _note_exits():

@@ -29,7 +29,7 @@ impl View<'_> {
             None if self.state.segments.is_empty() => {}
             None => notes.push(
                 "nothing was recorded, so only the final segments are known, \
-                 without sites and ages"
+                 and not when their blocks were allocated"
                     .to_owned(),
             ),
             Some(recording) => notes.extend(self.left_out(&recording)),

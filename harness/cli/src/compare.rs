@@ -120,12 +120,9 @@ impl Compare {
         } else {
             At::End
         };
-        let explain = |at| {
-            causes::explain(snapshot, self.device, Options { memory: None, at })
-                .map_err(|error| invalid(error.to_string(), "choose another `--at`"))
-        };
-        let (explanation, at_end) = (explain(at)?, explain(At::End)?);
+        let explanation = causes::explain(snapshot, self.device, Options { memory: None, at })
+            .map_err(|error| invalid(error.to_string(), "choose another `--at`"))?;
         let history = History::new(snapshot, self.device, causes::config(snapshot));
-        Ok((explanation, Whole::of(&history, &at_end)))
+        Ok((explanation, Whole::of(&history)))
     }
 }

@@ -129,15 +129,13 @@ fn several_ranks_are_told_together_with_the_one_that_failed() {
 fn two_snapshots_are_compared_by_cause_and_by_site() {
     let snapshots = ["features", "collect-stats"].map(recorded);
     let sides = snapshots.each_ref().map(|snapshot| {
-        let explain = |at| {
-            causes::explain(snapshot, 0, Options { memory: None, at })
-                .expect("the recording has that moment")
+        let options = Options {
+            memory: None,
+            at: At::Peak,
         };
-        let whole = Whole::of(
-            &History::new(snapshot, 0, causes::config(snapshot)),
-            &explain(At::End),
-        );
-        (explain(At::Peak), whole)
+        let at_peak = causes::explain(snapshot, 0, options).expect("there are events");
+        let whole = Whole::of(&History::new(snapshot, 0, causes::config(snapshot)));
+        (at_peak, whole)
     });
     let side = |index: usize| Side {
         explanation: &sides[index].0,

@@ -180,6 +180,7 @@ pub(super) fn moment(moment: &Moment, device: u32) -> String {
             ", after event {event} (events are counted from 0; there are {})",
             moment.events
         ),
+        None if moment.events > 0 => ", before the first event".to_owned(),
         None => String::new(),
     };
     let device = if device > 0 {

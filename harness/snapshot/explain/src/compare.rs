@@ -26,7 +26,7 @@ pub struct Whole {
 impl Whole {
     /// Computes the statistics. Peaks include memory from before the recording. Returns `None` for
     /// a snapshot without events. Takes `n log n` time for `n` events.
-    pub fn of(history: &History<'_>, at_end: &Explanation) -> Option<Self> {
+    pub fn of(history: &History<'_>) -> Option<Self> {
         if history.events().is_empty() {
             return None;
         }
@@ -38,18 +38,8 @@ impl Whole {
                 .count() as u64
         };
         Some(Self {
-            peak_allocated: history
-                .allocated()
-                .into_iter()
-                .max()
-                .unwrap_or_default()
-                .max(at_end.accounts.allocated),
-            peak_reserved: history
-                .reserved()
-                .into_iter()
-                .max()
-                .unwrap_or_default()
-                .max(at_end.accounts.reserved),
+            peak_allocated: history.allocated().into_iter().max()?,
+            peak_reserved: history.reserved().into_iter().max()?,
             allocations: count(|action| action == Action::Alloc),
             driver_allocations: count(Action::reserves),
             driver_frees: count(Action::releases),

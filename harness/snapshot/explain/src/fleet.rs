@@ -106,7 +106,7 @@ impl Analysis {
             ..
         } = *explanation;
         let history = History::new(snapshot, device, causes::config(snapshot));
-        let peaks = Whole::of(&history, explanation);
+        let peaks = Whole::of(&history);
         let largest = explanation
             .categories
             .iter()

@@ -209,21 +209,22 @@ impl<'a> History<'a> {
         rewind.state()
     }
 
-    /// The reserved memory after each event. Linear.
+    /// The reserved memory before each event, and at the end. Linear.
     pub fn reserved(&self) -> Vec<Bytes> {
         let mut current = self.last.iter().map(|segment| segment.size).sum::<Bytes>();
-        let mut reserved = vec![Bytes::ZERO; self.events.len()];
-        for (after, event) in reserved.iter_mut().zip(self.events).rev() {
-            *after = current;
+        let mut reserved = vec![current; self.events.len() + 1];
+        for (before, event) in reserved.iter_mut().zip(self.events).rev() {
             if event.action.reserves() {
                 current = current.saturating_sub(event.size);
             } else if event.action.releases() {
                 current += event.size;
             }
+            *before = current;
         }
         reserved
     }
 
+    /// The allocated memory before each event, and at the end.
     pub fn allocated(&self) -> Vec<Bytes> {
         let sizes = self.sizes();
         let blocks = self.last.iter().flat_map(|segment| &segment.blocks);
@@ -231,9 +232,8 @@ impl<'a> History<'a> {
             .filter(|block| block.state == BlockState::Allocated)
             .map(|block| block.size)
             .sum::<Bytes>();
-        let mut allocated = vec![Bytes::ZERO; self.events.len()];
+        let mut allocated = vec![current; self.events.len() + 1];
         for (index, event) in self.events.iter().enumerate().rev() {
-            allocated[index] = current;
             match event.action {
                 Action::Alloc => {
                     current =
@@ -245,14 +245,17 @@ impl<'a> History<'a> {
                 }
                 _ => {}
             }
+            allocated[index] = current;
         }
         allocated
     }
 
+    /// The event after which the most is allocated, or `None` if that is before the first event.
     fn peak(&self) -> Option<usize> {
         let allocated = self.allocated();
         let highest = allocated.iter().max()?;
-        allocated.iter().position(|bytes| bytes == highest)
+        let before = allocated.iter().position(|bytes| bytes == highest)?;
+        before.checked_sub(1)
     }
 
     /// The sizes of all blocks: from the final segments, or else the rounded requests.

@@ -6,6 +6,7 @@ use harness_allocator::device::sim::{SimConfig, SimDevice};
 use harness_allocator::stats::{BlockState, PoolKind, SegmentInfo};
 use harness_allocator::units::Bytes;
 use harness_explain::causes::{self, ExplainError, Options};
+use harness_explain::compare::Whole;
 use harness_explain::state::{At, History};
 use harness_trace::snapshot::{
     Action, Block, Event, ExtraId, MempoolId, Segment, Snapshot, StackId,
@@ -248,6 +249,26 @@ fn allocated(segments: &[SegmentInfo]) -> Bytes {
         .filter(|block| block.state != BlockState::Inactive)
         .map(|block| block.size)
         .sum()
+}
+
+#[test]
+fn memory_that_the_first_events_release_counts_for_the_peaks() {
+    let mut recorder = Recorder::new(Config::default());
+    let size = Bytes::mib(30);
+    recorder.event(Action::FreeRequested, 1 << 40, size);
+    recorder.event(Action::FreeCompleted, 1 << 40, size);
+    recorder.event(Action::SegmentFree, 1 << 40, size);
+    let snapshot = recorder.snapshot("");
+    let options = Options {
+        memory: None,
+        at: At::Peak,
+    };
+    let peak = causes::explain(&snapshot, 0, options).expect("there are events");
+    assert_eq!(peak.moment.event, None);
+    assert_eq!(peak.accounts.allocated, size);
+    let history = History::new(&snapshot, 0, causes::config(&snapshot));
+    let whole = Whole::of(&history).expect("there are events");
+    assert_eq!((whole.peak_allocated, whole.peak_reserved), (size, size));
 }
 
 #[test]

@@ -17,7 +17,6 @@ use rmcp::model::{
 use rmcp::service::{RequestContext, RxJsonRpcMessage, ServerInitializeError, TxJsonRpcMessage};
 use rmcp::transport::{self, Transport, async_rw::AsyncRwTransport};
 use rmcp::{ErrorData, RoleServer, ServerHandler, ServiceExt as _};
-use serde::de::IgnoredAny;
 use serde_json::{Value, json};
 use tokio::io::{
     AsyncBufReadExt as _, AsyncRead, AsyncReadExt as _, AsyncWriteExt as _, BufReader,
@@ -372,7 +371,9 @@ async fn pass_lines(
             .read_until(b'\n', &mut line)
             .await?;
         let is_whole = line.ends_with(b"\n");
-        let found = match serde_json::from_slice::<IgnoredAny>(&line) {
+        // Unlike `IgnoredAny`, `Value` refuses what `rmcp` drops: texts that are not UTF-8, numbers
+        // out of range and deep nesting.
+        let found = match serde_json::from_slice::<Value>(line.trim_ascii_end()) {
             _ if line.is_empty() => return Ok(()),
             // The rest of a line that is too long, or nothing.
             _ if is_rest || line.iter().all(u8::is_ascii_whitespace) => Ok(()),
@@ -380,7 +381,7 @@ async fn pass_lines(
                 Err(format!("the line is longer than {MOST_INPUT} bytes"))
             }
             Err(error) => Err(format!("the line is not JSON: {error}")),
-            Ok(IgnoredAny) => {
+            Ok(_) => {
                 pass.write_all(&line).await?;
                 Ok(())
             }

@@ -208,24 +208,31 @@ fn programs_run_only_if_the_user_allows_it() {
 #[cfg_attr(not(feature = "mcp"), ignore = "needs `--features mcp`")]
 fn a_line_that_is_not_json_is_answered_and_the_next_one_served() {
     let mut client = Client::new(&[]);
+    let of_id = |id: &[u8]| [&br#"{"jsonrpc":"2.0","method":"ping","id":"#[..], id, b"}"].concat();
     for line in [
-        "{\"jsonrpc\": \"2.0\", \"id\": 7,",
-        "nonsense",
-        "[1, 2",
-        "{\"a\": \u{0}}",
+        b"{\"jsonrpc\": \"2.0\", \"id\": 7,".to_vec(),
+        b"nonsense".to_vec(),
+        b"[1, 2".to_vec(),
+        b"{\"a\": \0}".to_vec(),
+        of_id(b"\"\xff\""),
+        of_id(br#""\ud800""#),
+        of_id(b"1e400"),
+        of_id(&[b"[".repeat(200), b"]".repeat(200)].concat()),
     ] {
-        writeln!(client.requests, "{line}").unwrap();
+        let said = String::from_utf8_lossy(&line).into_owned();
+        client
+            .requests
+            .write_all(&[line, b"\n".to_vec()].concat())
+            .unwrap();
         let answer = client.answer();
         assert!(
             answer["error"]["code"] == -32700 && answer["id"] == Value::Null,
-            "{line}: {answer}"
+            "{said}: {answer}"
         );
+        let message = answer["error"]["message"].as_str().unwrap();
         assert!(
-            answer["error"]["message"]
-                .as_str()
-                .unwrap()
-                .starts_with("the line is not JSON: "),
-            "{answer}"
+            message.starts_with("the line is not JSON: ") && message.contains("at line 1 column "),
+            "{said}: {message}"
         );
     }
     writeln!(client.requests, "\n\r\n5").unwrap();

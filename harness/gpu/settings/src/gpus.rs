@@ -188,14 +188,15 @@ impl Gpu {
         matches!(self.capability, (7, 2) | (8, 7) | (11, 0) | (12, 1))
     }
 
-    /// Finds the GPU with this name, with this alias, or else the only one whose name or alias
-    /// begins with the text, or ends with it after the brand, as `4090` or `3090 Ti`. Case, spaces
-    /// and dashes do not count.
+    /// Finds the GPU with this name, also with the unit of its memory as in `A100-80GB`, with this
+    /// alias, or else the only one whose name or alias begins with the text, or ends with it after
+    /// the brand, as `4090` or `3090 Ti`. Case, spaces and dashes do not count.
     pub fn named(name: &str) -> Option<&'static Self> {
         if let Some(exact) = GPUS.iter().find(|gpu| gpu.name == name) {
             return Some(exact);
         }
         let wanted = plain(name);
+        let without_unit = wanted.strip_suffix("gb");
         let only = |is_meant: &dyn Fn(&str) -> bool| {
             let mut meant = GPUS
                 .iter()
@@ -206,6 +207,10 @@ impl Gpu {
             None
         } else {
             only(&|known| known == wanted)
+                .or_else(|| {
+                    GPUS.iter()
+                        .find(|gpu| Some(&*plain(&gpu.name)) == without_unit)
+                })
                 .or_else(|| only(&|known| known.starts_with(&wanted)))
                 .or_else(|| only(&|known| known.strip_prefix("rtx") == Some(&wanted)))
         }

@@ -154,6 +154,9 @@ fn a_gpu_is_found_by_its_name_its_aliases_and_unique_beginnings() {
         ("a6000", "rtxa6000-48"),
         ("NVIDIA GeForce RTX 4090", "rtx4090-24"),
         ("NVIDIA H100 80GB HBM3", "h100-80"),
+        ("A100-80GB", "a100-80"),
+        ("a100-40gb", "a100-40"),
+        ("H100 PCIe 80GB", "h100-pcie-80"),
     ] {
         assert_eq!(found(text), Some(name), "{text}");
     }

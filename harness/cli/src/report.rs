@@ -292,6 +292,7 @@ fn resolved(name: &str) -> Result<String, CliError> {
 #[command(after_help = "Examples:
   harness report merge 1.json 2.json -o all.json    # of `harness exec --every-fault --shard I/2`
   harness report merge 1.jsonl 2.jsonl -o all.jsonl    # of `harness exec --matrix --shard I/2`
+  harness report merge runs.jsonl -o runs.parquet      # of `harness exec --matrix`, for SQL
   harness report merge shards/*/benchmark.json -o benchmark.json
   harness report merge 1.json 3.json -o benchmark.json --allow-missing")]
 struct Merge {
@@ -299,7 +300,8 @@ struct Merge {
     /// --format json`, or rows of `harness exec --matrix`.
     #[arg(required = true, value_name = "SHARD")]
     shards: Vec<PathBuf>,
-    /// The file for the merged run.
+    /// The file for the merged run. If it ends with `.parquet`, rows of `harness exec --matrix`
+    /// have this format.
     #[arg(long, short, value_name = "FILE", value_parser = arguments::output())]
     output: PathBuf,
     /// Allow missing shards. The merged run lists them.
@@ -314,6 +316,13 @@ impl Merge {
             matrix::merged(&self.shards, &self.output, self.allow_missing)?
         {
             return self.show(Trials::Matrix(&report), missing);
+        }
+        if matrix::is_parquet(&self.output) {
+            let message = format!(
+                "{}: only rows of `harness exec --matrix` are written as Parquet",
+                self.output.display()
+            );
+            return Err(CliError::input(message, "choose a file with another ending").into());
         }
         if self.shards.first().is_some_and(|path| trials(path).is_ok()) {
             return self.of_trials();

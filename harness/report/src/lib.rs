@@ -28,6 +28,8 @@ mod claims;
 mod escape;
 mod markdown;
 mod page;
+#[cfg(feature = "parquet")]
+mod parquet;
 mod picture;
 mod recovery;
 mod sections;

@@ -1,6 +1,6 @@
 mod calls;
 mod largest;
-mod matrix;
+pub mod matrix;
 
 use std::collections::BTreeMap;
 

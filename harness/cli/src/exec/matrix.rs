@@ -36,7 +36,7 @@ use super::trials::MANY;
 use super::{CliError, Exec, Exit, Failures, Timing, arguments, terminal, values};
 use crate::{built, journal::Journal};
 
-pub(crate) use self::table::merged;
+pub(crate) use self::table::{is_parquet, merged};
 
 #[derive(Args)]
 pub(super) struct MatrixOptions {

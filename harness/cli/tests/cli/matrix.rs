@@ -211,6 +211,34 @@ fn a_merge_has_each_row_once_and_names_those_that_are_missing() {
 }
 
 #[test]
+fn a_merge_into_parquet_has_all_rows_of_a_matrix_and_no_other_reports() {
+    let folder = matrix();
+    let folder = folder.path();
+    let arguments = ["exec", "--matrix", "runs.yaml"];
+    assert_eq!(harness(folder, &arguments).0, Some(0));
+    let merge = |file: &str| harness(folder, &["report", "merge", file, "-o", "all.parquet"]);
+    let (code, text) = merge("runs.jsonl");
+    let columns = fs::read(folder.join("all.parquet")).ok();
+    if cfg!(feature = "parquet") {
+        assert!(code == Some(0) && text.contains("24 of 24 runs"), "{text}");
+        let columns = columns.unwrap();
+        assert!(columns.starts_with(b"PAR1") && columns.ends_with(b"PAR1"));
+    } else {
+        assert!(code == Some(2) && columns.is_none(), "{text}");
+        assert!(
+            text.contains("this harness is built without Parquet"),
+            "{text}"
+        );
+    }
+    let (code, text) = merge("runs.yaml");
+    assert_eq!(code, Some(2), "{text}");
+    assert!(
+        text.contains("only rows of `harness exec --matrix`"),
+        "{text}"
+    );
+}
+
+#[test]
 fn files_that_the_rows_would_destroy_are_refused_and_unchanged() {
     let folder = matrix();
     let folder = folder.path();

@@ -1,5 +1,8 @@
 //! A matrix of runs.
 
+#[cfg(feature = "parquet")]
+pub mod parquet;
+
 use std::cmp::Reverse;
 
 use harness_allocator::units::{Bytes, Nanos};

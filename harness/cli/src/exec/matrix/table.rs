@@ -156,12 +156,33 @@ impl Table {
             .collect::<Result<_, _>>()?;
         terminal::save(path, text)
     }
+
+    #[cfg(feature = "parquet")]
+    fn save_columns(&self, path: &Path) -> Result<(), CliError> {
+        let columns = harness_report::trials::matrix::parquet::file(&self.rows);
+        let columns = columns.map_err(|error| {
+            CliError::internal(error.to_string(), "report this with the file of the rows")
+        })?;
+        terminal::save(path, columns)
+    }
+
+    #[cfg(not(feature = "parquet"))]
+    fn save_columns(&self, path: &Path) -> Result<(), CliError> {
+        let message = format!("{}: this harness is built without Parquet", path.display());
+        let help = crate::error::with_feature("parquet");
+        Err(CliError::input(message, help))
+    }
+}
+
+/// Returns whether the ending of a file's name asks for Parquet.
+pub(crate) fn is_parquet(path: &Path) -> bool {
+    path.extension().is_some_and(|ending| ending == "parquet")
 }
 
 const HELP: &str = "name a file that `harness exec --matrix` wrote";
 
-/// Joins the rows of the shards of a matrix. Fails if a row is missing, or with `allow_missing`
-/// returns which. Returns `None` if no file has such rows.
+/// Joins the rows of the shards of a matrix in a file of rows, or in Parquet. Fails if a row is
+/// missing, or with `allow_missing` returns which. Returns `None` if no file has such rows.
 pub(crate) fn merged(
     paths: &[PathBuf],
     output: &Path,
@@ -208,7 +229,11 @@ pub(crate) fn merged(
     if let Some(missing) = missing.as_ref().filter(|_| !allow_missing) {
         return Err(not_shards(missing.clone()));
     }
-    all.save(output)?;
+    if is_parquet(output) {
+        all.save_columns(output)?;
+    } else {
+        all.save(output)?;
+    }
     Ok(Some((MatrixReport::new(all.rows, None), missing)))
 }
 

@@ -9,7 +9,8 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, mpsc};
+use std::thread;
 use std::time::Duration;
 
 use clap::{Args, FromArgMatches as _};
@@ -94,6 +95,9 @@ impl MatrixOptions {
         super::require("`--matrix`", self.matrix.is_some(), &options)
     }
 }
+
+/// The time between two looks of a launched run at the folder of its figures.
+const LOOK: Duration = Duration::from_secs(1);
 
 /// A run, and the hash of all that decides it.
 struct Job {
@@ -309,17 +313,28 @@ impl Exec {
         of_shard(&jobs.iter().map(time).collect::<Vec<_>>(), shard)
     }
 
-    /// What `--launch` runs.
+    /// What `--launch` runs. Stops if the folder of the figures is removed: then the matrix was
+    /// interrupted, and its launcher did not end this run.
     pub(super) fn run_for_matrix(&self, path: &Path) -> Result<ExitCode, Failures> {
+        let folder = path.parent().filter(|folder| folder.is_dir());
         self.many.interruptible(|stop| {
             let setup = self.setup(&self.command, None);
+            let (ended, is_ended) = mpsc::channel::<()>();
+            let watch = move || {
+                while is_ended.recv_timeout(LOOK) == Err(mpsc::RecvTimeoutError::Timeout) {
+                    let is_removed =
+                        folder.is_some_and(|folder| folder.try_exists().is_ok_and(|is| !is));
+                    stop.fetch_or(is_removed, Ordering::Relaxed);
+                }
+            };
             let figures = setup.and_then(|setup| {
-                self.figures(
-                    &setup,
-                    self.many.limit_or_none(),
-                    self.many.logs.as_deref(),
-                    stop,
-                )
+                thread::scope(|scope| {
+                    scope.spawn(watch);
+                    let limit = self.many.limit_or_none();
+                    let figures = self.figures(&setup, limit, self.many.logs.as_deref(), stop);
+                    drop(ended);
+                    figures
+                })
             });
             let figures =
                 figures.unwrap_or_else(|error| Some(RunFigures::without_run(error.to_string())));

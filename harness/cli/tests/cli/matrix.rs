@@ -313,6 +313,38 @@ fn a_launcher_makes_each_run_and_one_without_figures_is_a_failed_row_that_runs_a
 }
 
 #[test]
+fn a_run_that_its_launcher_does_not_end_stops_with_the_matrix() {
+    let folder = tempfile::tempdir().unwrap();
+    let folder = folder.path();
+    let program = "touch started; exec sleep 100";
+    let matrix = format!("programs: {{ wait: [sh, -c, '{program}'] }}\n");
+    fs::write(folder.join("runs.yaml"), matrix).unwrap();
+    // This test starts the command that the launcher hands over.
+    let script = "#!/bin/sh\nprintf '%s\\n' \"$@\" > new && mv new queue && exec sleep 100\n";
+    let launcher = folder.join("launch");
+    fs::write(&launcher, script).unwrap();
+    fs::set_permissions(&launcher, fs::Permissions::from_mode(0o755)).unwrap();
+    let start = ["exec", "--matrix", "runs.yaml", "--launch", "./launch"];
+    let mut start = command(folder, &start);
+    let mut matrix = start.stderr(Stdio::null()).spawn().unwrap();
+    let appears = |file: &str| {
+        while !folder.join(file).exists() {
+            thread::sleep(Duration::from_millis(5));
+        }
+    };
+    appears("queue");
+    let words = fs::read_to_string(folder.join("queue")).unwrap();
+    let words: Vec<&str> = words.lines().collect();
+    let mut left = Command::new(words[0]);
+    let mut left = left.args(&words[1..]).current_dir(folder).spawn().unwrap();
+    appears("started");
+    let pid = matrix.id().to_string();
+    Command::new("kill").args(["-INT", &pid]).status().unwrap();
+    assert_eq!(matrix.wait().unwrap().code(), Some(130));
+    assert_eq!(left.wait().unwrap().code(), Some(130));
+}
+
+#[test]
 fn peaks_that_are_larger_than_before_are_listed() {
     let folder = matrix();
     let folder = folder.path();

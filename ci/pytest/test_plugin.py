@@ -80,6 +80,56 @@ def test_limits_of_a_test_without_torch(pytester):
     ])
 
 
+# Stands for JAX, which publishes no peak here.
+JAX = {
+    "__init__": """
+import ctypes
+used = 0
+class Device:
+    platform, local_hardware_id = "gpu", 0
+    def memory_stats(self):
+        return {"bytes_in_use": used}
+def local_devices():
+    return [Device()]
+def ones():
+    global used
+    used = 3 << 20
+    assert ctypes.CDLL("libcudart.so.13").cudaMalloc(ctypes.byref(ctypes.c_void_p()), ctypes.c_size_t(4 << 20)) == 0
+""",
+    "_src/__init__": "",
+    "_src/xla_bridge": "import jax\ndef backends_are_initialized(): return jax.used > 0",
+}
+FIXTURE = """
+import pytest
+
+@pytest.mark.gpu_memory(memory="2GiB")
+def test_of_a_library(gpu_memory):
+    import jax
+    assert set(gpu_memory().values()) == {0}
+    jax.ones()
+    figures = {name: figure for name, figure in gpu_memory().items() if name != "ooms"}
+    assert figures == {"allocated": 3 << 20, "reserved": 4 << 20, "peak_allocated": None, "peak_reserved": 4 << 20, "retries": None}
+    assert set(gpu_memory(1).values()) == {0}
+
+@pytest.mark.gpu_memory(memory="2GiB")
+def test_of_torch(gpu_memory):
+    import torch
+    assert set(gpu_memory().values()) == {0}
+    kept = torch.zeros(3 << 20, dtype=torch.uint8, device="cuda")
+    assert (gpu_memory()["allocated"], gpu_memory()["peak_reserved"]) == (3 << 20, 20 << 20)
+
+def test_without_a_mark(gpu_memory):
+    gpu_memory()
+"""
+
+
+def test_the_fixture_has_the_figures_of_the_library_of_the_test(pytester):
+    pytester.makepyfile(**{f"jax/{name}": text for name, text in JAX.items()}, test_fixture=FIXTURE)
+    result = pytester.runpytest_subprocess("-p", "no:cacheprovider")
+    result.assert_outcomes(passed=2, failed=1)
+    result.stdout.fnmatch_lines_random("*the fixture gpu_memory has figures of torch, and under `harness exec` also of other libraries: mark *")
+
+
 # Every child ends differently.
 ENDS = """
 import os, signal, sys, time, pytest

@@ -35,6 +35,15 @@ fails an allocation each time, which it must survive"""
 # Options of other plugins that the parent alone obeys: who runs the tests, and the files of all of them.
 GROUPS_OF_PARENT = ("xdist", "cov")
 OPTIONS_OF_PARENT = ("htmlpath", "json_report", "json_report_file", "report_log", "allure_report_dir", "clean_alluredir", "md_report_output")
+# The figures of the fixture, and their names in the statistics of torch.
+FIGURES = {
+    "allocated": "allocated_bytes.all.current",
+    "reserved": "reserved_bytes.all.current",
+    "peak_allocated": "allocated_bytes.all.peak",
+    "peak_reserved": "reserved_bytes.all.peak",
+    "retries": "num_alloc_retries",
+    "ooms": "num_ooms",
+}
 PR_SET_PDEATHSIG = 1
 libc = ctypes.CDLL(None)
 
@@ -397,20 +406,30 @@ def failure(item, message, when="call"):
     return pytest.TestReport(item.nodeid, item.location, {name: 1 for name in item.keywords}, "failed", message, when)
 
 
+def statistics(device):
+    """Returns the statistics of this process on a GPU, under the names of torch, without those that its library does not publish."""
+    torch = sys.modules.get("torch")
+    if suite.is_initialized(torch):
+        return torch.cuda.memory_stats(device)
+    # The modules of the hook of `harness exec`, which are not installed.
+    libraries, counters = sys.modules.get("harness_libraries"), sys.modules.get("harness_counters")
+    if libraries is None and not hasattr(torch, "cuda"):
+        pytest.fail("the fixture gpu_memory has figures of torch, and under `harness exec` also of other libraries: mark the test with gpu_memory")
+    used = counters.read(os.environ.get("HARNESS_GPU_LIMITS_RUN") or os.environ["HARNESS_GPU_RUN"]) if libraries else None
+    if not used or device not in used.devices:
+        return dict.fromkeys(FIGURES.values(), 0)
+    published, _ = libraries.published(list(used.devices))
+    published = {name: found for name, found in published.items() if libraries.is_in_use(found)} or published
+    of_driver = {"reserved_bytes.all.current": used.devices[device].used, "reserved_bytes.all.peak": used.devices[device].peak}
+    return {**libraries.sum_of(published).get(str(device), {}), **of_driver, "num_ooms": libraries.errors}
+
+
 @pytest.fixture
 def gpu_memory():
-    """The memory of this process on GPU 0 so far: `gpu_memory()` returns allocated, reserved, their peaks, retries and OOMs."""
-    import torch
+    """The memory of this process on a GPU so far: `gpu_memory(device=0)` returns allocated, reserved, their peaks, retries and OOMs; None if unknown."""
 
     def figures(device=0):
-        statistics = torch.cuda.memory_stats(device)
-        return {
-            "allocated": statistics["allocated_bytes.all.current"],
-            "reserved": statistics["reserved_bytes.all.current"],
-            "peak_allocated": statistics["allocated_bytes.all.peak"],
-            "peak_reserved": statistics["reserved_bytes.all.peak"],
-            "retries": statistics["num_alloc_retries"],
-            "ooms": statistics["num_ooms"],
-        }
+        found = statistics(device)
+        return {name: found.get(key) for name, key in FIGURES.items()}
 
     return figures

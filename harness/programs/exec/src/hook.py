@@ -406,26 +406,10 @@ def _ask_libraries():
     devices = _held()
     for device, used in devices.items():
         _left.setdefault(device, {"reserved_bytes.all.current": used})
-    for library in _libraries.imported() if devices else ():
-        try:
-            found = library.statistics(sys.modules[library.MODULE], [int(device) for device in devices])
-        except Exception as error:
-            _problems[library.NAME] = str(error)
-            continue
-        found = {device: stats for device, stats in found.items() if stats}
-        if found:
-            of = _of_libraries if any(any(stats.values()) for stats in found.values()) else _unused
-            of[library.NAME] = found
-
-
-def _sum_of_libraries():
-    """The statistics of all libraries. Of several, the peak of the sum is unknown, and what one does not report. Without any, what the process holds."""
-    if len(_of_libraries) < 2:
-        return next(iter(_of_libraries.values() or _unused.values()), _left)
-    published = [set().union(*found.values()) for found in _of_libraries.values()]
-    names = {name for name in set.intersection(*published) if name.endswith(".current")}
-    devices = {device for found in _of_libraries.values() for device in found}
-    return {device: {name: sum(found.get(device, {}).get(name, 0) for found in _of_libraries.values()) for name in names} for device in devices}
+    published, problems = _libraries.published([int(device) for device in devices])
+    _problems.update(problems)
+    for name, found in published.items():
+        (_of_libraries if _libraries.is_in_use(found) else _unused)[name] = found
 
 
 def _write_statistics_of_libraries(is_end=True, asks=True):
@@ -435,13 +419,15 @@ def _write_statistics_of_libraries(is_end=True, asks=True):
     if asks:
         _ask_libraries()
     named = [library for library in _libraries.imported() if not _of_libraries or library.NAME in _of_libraries]
-    found = {"rank": os.environ.get("RANK"), "ended_out_of_memory": False, "memory_stats": _sum_of_libraries()}
+    # Without statistics, what the process holds.
+    statistics = _libraries.sum_of(_of_libraries) or next(iter(_unused.values()), _left)
+    found = {"rank": os.environ.get("RANK"), "ended_out_of_memory": False, "memory_stats": statistics}
     found["problem"] = next(iter(_problems.values()), None) if not _of_libraries else None
     found["library"] = {"name": " and ".join(library.NAME for library in named), "allocator": " and ".join(map(_libraries.allocator, named))}
     found["version"] = _libraries.version(named[0]) if len(named) == 1 else ""
     if is_end:
         _note_error_of_library(getattr(sys, "last_value", None))
-    found["library"]["errors"] = len(_errors) if _shows_handled_errors else None
+    found["library"]["errors"] = _libraries.errors
     with open("/proc/self/stat", errors="surrogateescape") as stat:
         found["started"] = int(stat.read().rpartition(")")[2].split()[19])
     found["statistics"] = "reported" if is_end else "at_least"
@@ -449,15 +435,12 @@ def _write_statistics_of_libraries(is_end=True, asks=True):
     _write("torch-%d.json" % os.getpid(), lambda path: _write_text(path, _guard.as_json(found)))
 
 
-_shows_handled_errors = None
-
-
 def _note_error_of_library(error, frame=None):
     """Counts an out of memory error of a library that has reached the program, and ends the failures that last until then."""
     stack = None if error is None else _libraries.stack_of_new_error(error, frame)
     if stack is None:
         return
-    _errors.append(None)
+    _libraries.count_error()
     if os.environ.get("HARNESS_GPU_OOMS"):
         _append_error_place("ooms", stack[:_MOST_FRAMES])
     if "HARNESS_GPU" in os.environ:
@@ -468,12 +451,9 @@ def _note_error_of_library(error, frame=None):
 
 def _note_library(module):
     """Names a library, in case that the process is killed, and writes its statistics before its own exit handler, which closes its devices."""
-    global _shows_handled_errors
-
     _guard.at_exit(lambda: _without_space(_write_statistics_of_libraries))
     _libraries.note_import(module)
-    if _shows_handled_errors is None:
-        _shows_handled_errors = _libraries.watch_handled_errors(_note_error_of_library)
+    _libraries.watch_handled_errors(_note_error_of_library)
     try:
         _write_statistics_of_libraries(is_end=False, asks=False)
     except OSError:
@@ -489,6 +469,7 @@ def _forget_libraries():
     _unused.clear()
     _left.clear()
     _errors.clear()
+    _libraries.forget_errors()
 
 
 def _at_exit():

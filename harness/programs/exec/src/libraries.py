@@ -143,6 +143,8 @@ LIBRARIES = (_Jax, _TensorFlow, _CuPy, _OnnxRuntime, _CTranslate2, _Numba, _Taic
 
 # The names of modules whose import has succeeded.
 _imported = set()
+# How many of their out of memory errors have reached the program; None if that is unknown.
+errors = None
 
 
 def note_import(module):
@@ -152,6 +154,36 @@ def note_import(module):
 def imported():
     """The libraries that this process has imported."""
     return [library for library in LIBRARIES if library.MODULE in _imported]
+
+
+def published(devices):
+    """The statistics that each imported library publishes, by its name, and the errors of those whose statistics cannot be read."""
+    found, problems = {}, {}
+    for library in imported() if devices else ():
+        try:
+            of = library.statistics(sys.modules[library.MODULE], devices)
+        except Exception as error:
+            problems[library.NAME] = str(error)
+            continue
+        of = {device: stats for device, stats in of.items() if stats}
+        if of:
+            found[library.NAME] = of
+    return found, problems
+
+
+def is_in_use(published):
+    """Whether a library with these statistics has allocated anything."""
+    return any(any(stats.values()) for stats in published.values())
+
+
+def sum_of(libraries):
+    """The sum of the statistics of libraries. Of several, the peak of the sum is unknown, and what one does not report."""
+    if len(libraries) < 2:
+        return next(iter(libraries.values()), {})
+    published = [set().union(*found.values()) for found in libraries.values()]
+    names = {name for name in set.intersection(*published) if name.endswith(".current")}
+    devices = {device for found in libraries.values() for device in found}
+    return {device: {name: sum(found.get(device, {}).get(name, 0) for found in libraries.values()) for name in names} for device in devices}
 
 
 def version(library):
@@ -224,19 +256,32 @@ def stack_of_new_error(error, frame=None):
     return [{"file": code.co_filename, "line": line or 0, "name": code.co_name} for code, line in found if _is_of_program(code.co_filename)]
 
 
+def count_error():
+    global errors
+    if errors is not None:
+        errors += 1
+
+
+def forget_errors():
+    global errors
+    if errors is not None:
+        errors = 0
+
+
 def watch_handled_errors(then):
-    """Calls `then` with each exception that Python code handles, and the frame. Returns `False` before Python 3.12, which does not show them."""
+    """Calls `then` with each exception that Python code handles, and the frame, and begins to count errors. Python before 3.12 does not show them."""
+    global errors
     monitoring = getattr(sys, "monitoring", None)
     free = [tool for tool in (4, 3) if monitoring and monitoring.get_tool(tool) is None]
-    if not free:
-        return False
+    if errors is not None or not free:
+        return
+    errors = 0
     monitoring.use_tool_id(free[0], "harness")
     handled = monitoring.events.EXCEPTION_HANDLED
     monitoring.register_callback(free[0], handled, guard.entry(lambda code, offset, error: then(error, guard.caller())))
     monitoring.set_events(free[0], handled)
     # When the interpreter ends, it closes generators. Then our function fails, and Python 3.12 calls it again without end.
     guard.at_exit(lambda: monitoring.set_events(free[0], 0))
-    return True
 
 
 def with_device_files(module):

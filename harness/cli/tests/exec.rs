@@ -131,7 +131,10 @@ fn main() -> ExitCode {
         "there is no Python 3.12 or later, which shows the errors that a program catches",
         "install it",
     );
-    trials.extend(trials! { &no_events, recovery_is_judged_by_the_error_of_another_library });
+    trials.extend(trials! { &no_events,
+        recovery_is_judged_by_the_error_of_another_library
+        a_baseline_names_another_version_of_a_library
+    });
     trials.extend(trials! { &no_tools,
         a_tool_ends_with_its_call_and_its_server
         few_tools_run_at_a_time
@@ -2665,11 +2668,14 @@ const OF_LIBRARY: [(&str, i32, &[&str]); 7] = [
     ("generator", 0, &["recovers from all 2 injected failures"]),
 ];
 
-/// The library tries again with less memory, and catches its own error once.
-fn recovery_is_judged_by_the_error_of_another_library(world: World) {
-    let python = python_with_events().unwrap();
-    let given = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fake_library");
-    let package = world.path("packages/site-packages/cupy");
+fn fake_library() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fake_library")
+}
+
+/// Installs the library, and returns the folder for `PYTHONPATH`.
+fn install_fake_library(world: &World) -> PathBuf {
+    let packages = world.path("packages/site-packages");
+    let (given, package) = (fake_library(), packages.join("cupy"));
     fs::create_dir_all(&package).unwrap();
     fs::copy(given.join("cupy/__init__.py"), package.join("__init__.py")).unwrap();
     let runtime = StubLibrary {
@@ -2688,9 +2694,59 @@ fn recovery_is_judged_by_the_error_of_another_library(world: World) {
         .status();
     assert!(made.unwrap().success(), "a C compiler is required");
     fs::remove_file(package.join("libcudart.so.13")).unwrap();
+    packages
+}
+
+fn a_baseline_names_another_version_of_a_library(world: World) {
+    let python = python_with_events().unwrap();
+    let packages = install_fake_library(&world);
+    fs::copy(
+        fake_library().join("recovers.py"),
+        world.path("recovers.py"),
+    )
+    .unwrap();
+    let run = |options: &[&str]| {
+        let options = [&["--baseline", "peaks.json"], options].concat();
+        let mut command = world.command(&options, &[python, "recovers.py"]);
+        Ran::of(command.env("PYTHONPATH", &packages).output().unwrap())
+    };
+    let written = run(&["--update"]);
+    let file = fs::read_to_string(world.path("peaks.json")).unwrap();
+    assert!(
+        written.code == Some(0) && file.contains(r#""CuPy": "14.2.0""#),
+        "{} {file}",
+        written.err
+    );
+    assert_eq!(run(&[]).code, Some(0));
+    let package = packages.join("cupy/__init__.py");
+    let other = fs::read_to_string(&package)
+        .unwrap()
+        .replace("14.2.0", "15.0.0");
+    fs::write(package, other).unwrap();
+    let ran = run(&[]);
+    let text = ran.err.replace("\n  │ ", " ");
+    assert!(
+        ran.code == Some(2)
+            && text.contains("the baseline has CuPy=14.2.0; this run has CuPy=15.0.0"),
+        "{}",
+        ran.err
+    );
+    // An earlier harness recorded no version.
+    let earlier: Value = serde_json::from_str(&file).unwrap();
+    let mut earlier = earlier.as_object().unwrap().clone();
+    earlier.remove("libraries");
+    world.write("peaks.json", &Value::from(earlier).to_string());
+    let ran = run(&[]);
+    assert_eq!(ran.code, Some(0), "{}", ran.err);
+}
+
+/// The library tries again with less memory, and catches its own error once.
+fn recovery_is_judged_by_the_error_of_another_library(world: World) {
+    let python = python_with_events().unwrap();
+    let (given, packages) = (fake_library(), install_fake_library(&world));
     let run = |options: &[&str], program: &str| {
         let mut command = world.command(options, &[python, program]);
-        command.env("PYTHONPATH", package.parent().unwrap());
+        command.env("PYTHONPATH", &packages);
         Ran::of(command.output().unwrap())
     };
     for (name, code, expected) in OF_LIBRARY {

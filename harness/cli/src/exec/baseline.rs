@@ -41,6 +41,10 @@ struct Baseline {
     version: u32,
     /// torch, its settings and those of the machine, as in `gpu=h100-80`.
     settings: Vec<String>,
+    /// The versions of the libraries other than torch that allocated, by name. They are known after
+    /// the run. Earlier versions did not record them.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    libraries: BTreeMap<String, String>,
     processes: BTreeMap<String, Figures>,
 }
 
@@ -458,6 +462,10 @@ pub(super) fn settings(version: &str, machine: &str, alloc_conf: Option<&str>) -
         .collect()
 }
 
+fn setting(name: &str, value: &str) -> String {
+    format!("{name}={value}")
+}
+
 /// Returns the settings that the others lack.
 fn only(settings: &[String], others: &[String]) -> String {
     let own: Vec<&str> = settings
@@ -470,6 +478,20 @@ fn only(settings: &[String], others: &[String]) -> String {
     } else {
         own.join(", ")
     }
+}
+
+/// The error of a run with other settings than those of its baseline.
+fn of_other_settings(file: &Path, old: &[String], new: &[String]) -> CliError {
+    let message = format!(
+        "{}: the settings differ: the baseline has {}; this run has {}",
+        file.display(),
+        only(old, new),
+        only(new, old)
+    );
+    CliError::input(
+        message,
+        "use the settings of the baseline, name another file, or write it again with `--update`",
+    )
 }
 
 /// Prints what differs between two runs, which have these settings. Returns whether anything does.
@@ -485,10 +507,13 @@ pub(super) fn differ(runs: &[(EndedProgram, Record, Vec<String>)]) -> Result<boo
         return Ok(false);
     };
     let differences = old.differences(new);
-    let settings = match (
-        only(&new.settings, &old.settings),
-        only(&old.settings, &new.settings),
-    ) {
+    let all = |baseline: &Baseline| -> Vec<String> {
+        let libraries = baseline.libraries.iter();
+        let versions = libraries.map(|(name, version)| setting(name, version));
+        baseline.settings.iter().cloned().chain(versions).collect()
+    };
+    let (old, new) = (all(old), all(new));
+    let settings = match (only(&new, &old), only(&old, &new)) {
         (new, old) if new == old => "equal settings".to_owned(),
         (new, old) => format!("{new} instead of {old}"),
     };
@@ -538,17 +563,18 @@ impl Baseline {
         if baseline.settings == settings {
             return Ok(baseline);
         }
-        let (old, new) = (
-            only(&baseline.settings, settings),
-            only(settings, &baseline.settings),
-        );
-        let message =
-            format!("{file}: the settings differ: the baseline has {old}; this run has {new}");
-        Err(CliError::input(
-            message,
-            "use the settings of the baseline, name another file, or write it again with \
-             `--update`",
-        ))
+        Err(of_other_settings(path, &baseline.settings, settings))
+    }
+
+    /// Returns the versions that differ, of libraries that both runs used.
+    fn other_versions(&self, new: &Self) -> [Vec<String>; 2] {
+        let both = |name: &&String| new.libraries.contains_key(*name);
+        let names: Vec<&String> = self.libraries.keys().filter(both).collect();
+        let of = |baseline: &Self| {
+            let version = |name: &&String| setting(name, &baseline.libraries[*name]);
+            names.iter().map(version).collect()
+        };
+        [of(self), of(new)]
     }
 
     /// The lines that allocate more, with a sentence. A line of several processes is there once.
@@ -633,6 +659,18 @@ impl<'a> Comparison<'a> {
         Ok(differences)
     }
 
+    /// Reads a run. Fails if a library has another version than in the baseline.
+    fn observe(&self, record: &Record, run: &Path) -> Result<Observed, CliError> {
+        let new = Observed::read(record, run, &self.settings)?;
+        if let Some(old) = &self.old
+            && let [old, new] = old.other_versions(&new.baseline)
+            && old != new
+        {
+            return Err(of_other_settings(self.path, &old, &new));
+        }
+        Ok(new)
+    }
+
     /// Like [`Self::check`]. `grown` gets the lines that allocate more, unless the program is
     /// random.
     fn compare(
@@ -654,7 +692,7 @@ impl<'a> Comparison<'a> {
             ));
             return Ok(vec![unreported]);
         }
-        let new = Observed::read(record, run, &self.settings)?;
+        let new = self.observe(record, run)?;
         let differences = self.old.as_ref().map(|old| old.differences(&new.baseline));
         if differences.as_ref().is_some_and(Vec::is_empty) {
             terminal::message(format_args!("baseline: no difference from {file}"));
@@ -723,6 +761,7 @@ impl Observed {
             .filter(|of| of.devices.iter().any(|device| device.mallocs > 0))
             .collect();
         used.sort_by_cached_key(|process| (torch(process).1, process.pid));
+        let libraries = versions(&used);
         let (mut processes, mut events) = (BTreeMap::new(), BTreeMap::new());
         for (number, process) in (1..).zip(used) {
             let snapshot = snapshots
@@ -741,6 +780,7 @@ impl Observed {
             baseline: Baseline {
                 version: JSON_VERSION,
                 settings: settings.to_vec(),
+                libraries,
                 processes,
             },
             events,
@@ -776,6 +816,23 @@ impl Observed {
             "the allocations and frees are equal, but not the driver calls".to_owned()
         }))
     }
+}
+
+/// The versions of the libraries other than torch. Processes may use several.
+fn versions(processes: &[&Process]) -> BTreeMap<String, String> {
+    let mut found = BTreeMap::<&String, BTreeSet<&str>>::new();
+    for (name, version) in processes
+        .iter()
+        .filter_map(|process| process.torch.as_ref()?.other_library.as_ref())
+        .flat_map(|library| &library.versions)
+    {
+        found.entry(name).or_default().insert(version);
+    }
+    let joined = |(name, versions): (&String, BTreeSet<&str>)| {
+        let versions: Vec<&str> = versions.into_iter().collect();
+        (name.clone(), versions.join(" and "))
+    };
+    found.into_iter().map(joined).collect()
 }
 
 #[cfg(test)]

@@ -424,7 +424,8 @@ def _write_statistics_of_libraries(is_end=True, asks=True):
     found = {"rank": os.environ.get("RANK"), "ended_out_of_memory": False, "memory_stats": statistics}
     found["problem"] = next(iter(_problems.values()), None) if not _of_libraries else None
     found["library"] = {"name": " and ".join(library.NAME for library in named), "allocator": " and ".join(map(_libraries.allocator, named))}
-    found["version"] = _libraries.version(named[0]) if len(named) == 1 else ""
+    versions = found["library"]["versions"] = {library.NAME: _libraries.version(library) for library in named}
+    found["version"] = next(iter(versions.values())) if len(versions) == 1 else ""
     if is_end:
         _note_error_of_library(getattr(sys, "last_value", None))
     found["library"]["errors"] = _libraries.errors

@@ -690,6 +690,7 @@ fn of_library(library: &OtherLibrary, torch: &TorchRecord) -> String {
         name,
         allocator,
         errors,
+        ..
     } = library;
     let errors = match errors {
         Some(0) | None => String::new(),

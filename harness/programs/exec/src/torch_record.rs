@@ -77,6 +77,9 @@ pub struct TorchRecord {
 pub struct OtherLibrary {
     pub name: String,
     pub allocator: String,
+    /// The version of each, by name.
+    #[serde(default)]
+    pub versions: BTreeMap<String, String>,
     /// How many of its out of memory errors reached the program. `None` if that is unknown, because
     /// Python before 3.12 does not show errors that a program catches.
     pub errors: Option<u64>,

@@ -24,6 +24,7 @@ fn baseline(at_peak: &[(&str, u64)]) -> Baseline {
     Baseline {
         version: JSON_VERSION,
         settings: vec!["gpu=h100-80".to_owned(), "memory=1".to_owned()],
+        libraries: BTreeMap::new(),
         processes: BTreeMap::from([("process 1".to_owned(), figures)]),
     }
 }

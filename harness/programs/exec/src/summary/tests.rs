@@ -207,6 +207,7 @@ fn another_library_is_named_with_its_allocator_and_the_figures_that_it_publishes
         errors: Some(0),
         name: "JAX".to_owned(),
         allocator: "XLA's BFC allocator".to_owned(),
+        versions: BTreeMap::new(),
     });
     let stats = json!({"0": {"allocated_bytes.all.peak": 5_u64 << 30,
         "reserved_bytes.all.peak": 6_u64 << 30}});
@@ -235,6 +236,7 @@ fn another_library_is_named_with_its_allocator_and_the_figures_that_it_publishes
         errors: Some(0),
         name: "JAX and CuPy".to_owned(),
         allocator: "XLA's BFC allocator and CuPy's memory pool".to_owned(),
+        versions: BTreeMap::new(),
     });
     assert_eq!(
         of_torch(&process, ""),

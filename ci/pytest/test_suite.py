@@ -187,6 +187,65 @@ def test_the_memory_that_a_library_keeps_is_not_that_of_a_test(pytester, monkeyp
         assert line not in result.outlines
 
 
+# Stands for TensorFlow, which reserves memory once and counts the bytes of its tensors.
+TENSORFLOW = {
+    "__init__": """
+import ctypes
+from . import config
+from .python.eager import context
+def ones(mib):
+    if not context.opened._initialized:
+        context.opened._initialized = True
+        assert ctypes.CDLL("libcudart.so.13").cudaMalloc(ctypes.byref(ctypes.c_void_p()), ctypes.c_size_t(512 << 20)) == 0
+    context.opened.grow(mib << 20)
+def free(mib):
+    context.opened.grow(-(mib << 20))
+""",
+    "config/__init__": """
+import types
+from . import experimental
+def list_logical_devices(kind):
+    return [types.SimpleNamespace(name="/device:GPU:0")]
+""",
+    "config/experimental": """
+from ..python.eager import context
+get_memory_info = lambda name: context.opened.get_memory_info(name)
+reset_memory_stats = lambda name: context.opened.reset_memory_stats(name)
+""",
+    "python/__init__": "",
+    "python/eager/__init__": "",
+    "python/eager/context": """
+class Context:
+    _initialized, current, peak = False, 0, 0
+    def grow(self, size):
+        self.current += size
+        self.peak = max(self.peak, self.current)
+    def get_memory_info(self, name):
+        return {"current": self.current, "peak": self.peak}
+    def reset_memory_stats(self, name):
+        self.peak = self.current
+opened = Context()
+context = lambda: opened
+""",
+}
+OF_TENSORFLOW = """
+import tensorflow
+def test_large(): tensorflow.ones(200); tensorflow.free(150)
+def test_small(): tensorflow.ones(30); tensorflow.free(30)
+"""
+
+
+def test_a_library_that_counts_its_tensors_has_a_figure_for_each_test(pytester):
+    pytester.makepyfile(**{f"tensorflow/{name}": text for name, text in TENSORFLOW.items()}, test_tensorflow=OF_TENSORFLOW)
+    result = pytester.runpytest_subprocess(*OPTIONS, "--gpu-memory", "--gpu-memory-options=--record record.json")
+    for name, own in (("large", 200), ("small", 30)):
+        assert f"  512.00 MiB  {own:6.2f} MiB  test_tensorflow.py::test_{name} (includes what TensorFlow keeps: see below)" in result.outlines
+    # The record has the peak of the whole process.
+    processes = json.loads((pytester.path / "record.json").read_text())["processes"]
+    stats = [process["torch"]["memory_stats"] for process in processes if process["torch"]]
+    assert [of["0"]["allocated_bytes.all.peak"] for of in stats] == [200 * MIB]
+
+
 def test_tests_that_do_not_run_keep_their_rows(pytester):
     pytester.makepyfile("def test_one(): pass\ndef test_two(): pass")
     for arguments, count in ((["-k", "one"], 1), (["-k", "two"], 2), (["-k", "two", "--gpu-memory-options=--memory 1GiB"], 1)):

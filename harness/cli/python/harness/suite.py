@@ -30,7 +30,7 @@ ENDS = "ended the process"
 # Libraries that keep memory until the process ends, and how to measure each test.
 KEEPING = {
     "JAX": "XLA_PYTHON_CLIENT_ALLOCATOR=platform pytest --gpu-memory measures each test.",
-    "TensorFlow": "The mark gpu_memory measures a test in its own process.",
+    "TensorFlow": "Of its own is the peak of its tensors. The mark gpu_memory measures a test in its own process.",
 }
 # Where Python keeps the frames of the last failed test, and what their variables hold.
 LAST_ERROR = "last_exc", "last_type", "last_value", "last_traceback"
@@ -171,14 +171,14 @@ def read_rows(folder):
 def table(tests, path):
     """Returns the tests that need most, and counts of the rest."""
     using = {name: row for name, row in tests.items() if row["uses_gpu"]}
-    largest = sorted(using.items(), key=lambda item: (-item[1]["peak"], item[0]))
+    largest = sorted(using.items(), key=lambda item: (-item[1]["peak"], -own(item[1]), item[0]))
     lines = [f"GPU memory of {count(len(tests), 'test')}, in {shown(path)}:"]
     lines += [f"{'fits into':>12}{'of its own':>12}  test"] if largest else []
     for name, row in largest[:ROWS]:
         doubt = " (or another size: see the values below)" if row["reads"] else ""
         doubt += f" (includes what {' and '.join(row['keeps'])} keeps: see below)" if row.get("keeps") else ""
-        own = "unknown" if row.get("keeps") else size(row["peak"] - row["start"])
-        lines.append(f"{size(row['peak']):>12}{own:>12}  {name}{doubt}")
+        of_its_own = "unknown" if row.get("keeps") and "own" not in row else size(own(row))
+        lines.append(f"{size(row['peak']):>12}{of_its_own:>12}  {name}{doubt}")
     if len(largest) > ROWS:
         lines.append(f"{len(largest) - ROWS} more fit into {size(largest[ROWS][1]['peak'])} or less.")
     said = [
@@ -196,6 +196,11 @@ def table(tests, path):
     if len(leaving) > LEAVING:
         lines.append(f"{count(len(leaving) - LEAVING, 'more test')} left memory in use.")
     return "\n".join(lines + [text.format(count(number, "test")) for number, text in said if number])
+
+
+def own(row):
+    """The bytes that a test adds to those in use before. Next to memory that a library keeps, only its statistics can show them."""
+    return row.get("own", 0) if row.get("keeps") else row["peak"] - row["start"]
 
 
 def count(number, noun):
@@ -246,6 +251,20 @@ def keeping_libraries():
     return [library.NAME for library in found]
 
 
+def tensors(kind, restart=False):
+    """The bytes of the tensors on each device, or their peak, if the only library of this process can restart its peaks; otherwise none."""
+    libraries = sys.modules["harness_libraries"]
+    imported = libraries.imported()
+    if is_initialized(sys.modules.get("torch")) or len(imported) != 1 or not hasattr(imported[0], "restart_peaks"):
+        return {}
+    library, module = imported[0], sys.modules[imported[0].MODULE]
+    with contextlib.suppress(Exception):
+        if restart:
+            library.restart_peaks(module)
+        return {device: stats[f"allocated_bytes.all.{kind}"] for device, stats in library.statistics(module, []).items()}
+    return {}
+
+
 class Measured:
     """Writes a row for each test of this process."""
 
@@ -276,6 +295,7 @@ class Measured:
         self.append({"begins": item.nodeid})
         ended = self.restart()
         before, of_fixtures = self.counters.read(self.run), sum(self.fixtures.values())
+        tensors_before = tensors("current", restart=True)
         begun, self.outcome = time.monotonic(), "passed"
         yield
         seconds = time.monotonic() - begun
@@ -283,6 +303,7 @@ class Measured:
         # At most their sum: they may have run one after the other.
         processes = sum(peak for pid, peak in self.others().items() if pid not in ended)
         peak = max((device.recent_peak for device in after.devices.values()), default=0) if after else 0
+        own_tensors = [peak - tensors_before.get(device, 0) for device, peak in tensors("peak").items()]
         for name in LAST_ERROR:
             vars(sys).pop(name, None)
         left = self.without_cycles(lambda used: used - sum(self.fixtures.values()) > start - of_fixtures)
@@ -294,10 +315,11 @@ class Measured:
             "start": start,
             "peak": peak + processes,
             # The memory of a fixture may be requested by another test.
-            "uses_gpu": bool(processes) or bool(of_fixtures) and self.outcome != "skipped" or work(after) > work(before),
+            "uses_gpu": bool(processes) or bool(of_fixtures) and self.outcome != "skipped" or work(after) > work(before) or any(own_tensors),
             "reads": after.uncomputed_reads - (before.uncomputed_reads if before else 0) if after else 0,
             "leaves": None if keeps else max(0, left - sum(self.fixtures.values()) - start + of_fixtures),
             **({"keeps": keeps} if keeps else {}),
+            **({"own": max(own_tensors)} if keeps and own_tensors else {}),
         })
 
     @pytest.hookimpl(hookwrapper=True)

@@ -408,7 +408,7 @@ def _ask_libraries():
         _left.setdefault(device, {"reserved_bytes.all.current": used})
     published, problems = _libraries.published([int(device) for device in devices])
     _problems.update(problems)
-    for name, found in published.items():
+    for name, found in _libraries.with_kept_peaks(published).items():
         (_of_libraries if _libraries.is_in_use(found) else _unused)[name] = found
 
 
@@ -470,7 +470,7 @@ def _forget_libraries():
     _unused.clear()
     _left.clear()
     _errors.clear()
-    _libraries.forget_errors()
+    _libraries.forget()
 
 
 def _at_exit():
@@ -1309,6 +1309,8 @@ def _begin_hook():
             _guard.on_import(name, _if_known(change))
     for library in _libraries.LIBRARIES:
         _guard.on_import(library.MODULE, _note_library)
+    for name, change in _libraries.KEEPERS_OF_PEAKS.items():
+        _guard.on_import(name, _if_known(change))
     _copies = _own_module("copies") if os.environ.get("HARNESS_GPU_COPIES") else None
     _guard.on_import("torch.cuda", _with_cuda)
     if "HARNESS_GPU" in os.environ:

@@ -49,15 +49,40 @@ class _TensorFlow:
     def is_out_of_memory(error):
         return type(error).__name__ == "ResourceExhaustedError" and str(type(error).__module__).startswith("tensorflow.")
 
+    # The peaks before the program's resets, by device.
+    kept = {}
+
     @staticmethod
-    def statistics(tensorflow, devices):
+    def opened(tensorflow):
         from tensorflow.python.eager import context
 
-        if not context.context()._initialized:
-            return {}
-        opened = [device.name.rpartition("device:")[2] for device in tensorflow.config.list_logical_devices("GPU")]
+        is_open = context.context()._initialized
+        return [device.name.rpartition("device:")[2] for device in tensorflow.config.list_logical_devices("GPU")] if is_open else []
+
+    @staticmethod
+    def statistics(tensorflow, devices):
         names = {_ALLOCATED + ".peak": "peak", _ALLOCATED + ".current": "current"}
-        return {name.rpartition(":")[2]: _named(tensorflow.config.experimental.get_memory_info(name), names) for name in opened}
+        of = tensorflow.config.experimental.get_memory_info
+        return {name.rpartition(":")[2]: _named(of(name), names) for name in _TensorFlow.opened(tensorflow)}
+
+    @staticmethod
+    def restart_peaks(tensorflow):
+        for name in _TensorFlow.opened(tensorflow):
+            tensorflow.config.experimental.reset_memory_stats(name)
+
+    @staticmethod
+    def keep_peaks(module):
+        """Keeps the peak of a device that the program is about to reset."""
+
+        def keep_and_reset(reset, context, name):
+            try:
+                device, peak = name.rpartition(":")[2], context.get_memory_info(name)["peak"]
+                _TensorFlow.kept[device] = max(peak, _TensorFlow.kept.get(device, 0))
+            except Exception as error:  # There is no such device.
+                guard.let_through(error)
+            return reset(context, name)
+
+        guard.wrap(module.Context, "reset_memory_stats", keep_and_reset)
 
 
 class _CuPy:
@@ -141,6 +166,8 @@ class _Taichi:
 LIBRARIES = (_Jax, _TensorFlow, _CuPy, _OnnxRuntime, _CTranslate2, _Numba, _Taichi)
 
 
+# How to keep peaks that a program resets, by module.
+KEEPERS_OF_PEAKS = {"tensorflow.python.eager.context": _TensorFlow.keep_peaks}
 # The names of modules whose import has succeeded.
 _imported = set()
 # How many of their out of memory errors have reached the program; None if that is unknown.
@@ -169,6 +196,15 @@ def published(devices):
         if of:
             found[library.NAME] = of
     return found, problems
+
+
+def with_kept_peaks(published):
+    """Raises the peaks to those of the whole process, also if the program reset them."""
+    for device, peak in _TensorFlow.kept.items():
+        stats = published.get(_TensorFlow.NAME, {}).get(device)
+        if stats:
+            stats[_ALLOCATED + ".peak"] = max(peak, stats[_ALLOCATED + ".peak"])
+    return published
 
 
 def is_in_use(published):
@@ -262,8 +298,10 @@ def count_error():
         errors += 1
 
 
-def forget_errors():
+def forget():
+    """Begins anew in a child, whose figures are not those of its parent."""
     global errors
+    _TensorFlow.kept.clear()
     if errors is not None:
         errors = 0
 

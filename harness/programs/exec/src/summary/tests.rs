@@ -1,6 +1,8 @@
 //! Summaries as users see them.
 #![allow(clippy::unwrap_used)]
 
+use std::collections::BTreeMap;
+
 use crate::errors::ErrorFrame;
 use harness_gpu_settings::gpus::Gpu;
 use harness_gpu_settings::shared_memory::{MemoryInUse, MemoryShare};

@@ -34,27 +34,7 @@ pub fn stub_files(
     for soname in ALWAYS.into_iter().map(str::to_owned).chain(runtime) {
         imports.libraries.entry(soname).or_default();
     }
-    let mut of_library: BTreeMap<&str, Vec<&str>> = BTreeMap::new();
-    for name in functions::names() {
-        if let Some(library) = library_of_symbol(name) {
-            of_library.entry(library).or_default().push(name);
-        }
-    }
-    for (soname, library) in &mut imports.libraries {
-        let node = library.nodes.first().cloned();
-        let names = library_of_file(soname).and_then(|known| of_library.get(known));
-        for &name in names.into_iter().flatten() {
-            let function = || Symbol {
-                name: name.to_owned(),
-                node: node.clone(),
-                kind: SymbolKind::Function,
-            };
-            library
-                .symbols
-                .entry(name.to_owned())
-                .or_insert_with(function);
-        }
-    }
+    add_functions(&mut imports);
     // Programs may find a bundled copy of the runtime first, as vLLM does in the memory map of its
     // process.
     let runtime = imports
@@ -92,6 +72,31 @@ pub fn stub_files(
         files.insert(LINKED_DRIVER.to_owned(), stub(DRIVER, driver, &|_| false));
     }
     files
+}
+
+/// Adds all functions of CUDA that the simulated GPU knows to the libraries that define them.
+fn add_functions(imports: &mut Imports) {
+    let mut of_library: BTreeMap<&str, Vec<&str>> = BTreeMap::new();
+    for name in functions::names() {
+        if let Some(library) = library_of_symbol(name) {
+            of_library.entry(library).or_default().push(name);
+        }
+    }
+    for (soname, library) in &mut imports.libraries {
+        let node = library.nodes.first().cloned();
+        let names = library_of_file(soname).and_then(|known| of_library.get(known));
+        for &name in names.into_iter().flatten() {
+            let function = || Symbol {
+                name: name.to_owned(),
+                node: node.clone(),
+                kind: SymbolKind::Function,
+            };
+            library
+                .symbols
+                .entry(name.to_owned())
+                .or_insert_with(function);
+        }
+    }
 }
 
 #[cfg(test)]

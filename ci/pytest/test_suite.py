@@ -187,10 +187,13 @@ def test_the_memory_that_a_library_keeps_is_not_that_of_a_test(pytester, monkeyp
         assert line not in result.outlines
 
 
+# JAX as TensorFlow imports it if it is installed: without using the GPU.
+UNUSED_JAX = {"__init__": "", "_src/__init__": "", "_src/xla_bridge": "def backends_are_initialized(): return False"}
 # Stands for TensorFlow, which reserves memory once and counts the bytes of its tensors.
 TENSORFLOW = {
     "__init__": """
 import ctypes
+import jax
 from . import config
 from .python.eager import context
 def ones(mib):
@@ -236,6 +239,7 @@ def test_small(): tensorflow.ones(30); tensorflow.free(30)
 
 
 def test_a_library_that_counts_its_tensors_has_a_figure_for_each_test(pytester):
+    pytester.makepyfile(**{f"jax/{name}": text for name, text in UNUSED_JAX.items()})
     pytester.makepyfile(**{f"tensorflow/{name}": text for name, text in TENSORFLOW.items()}, test_tensorflow=OF_TENSORFLOW)
     result = pytester.runpytest_subprocess(*OPTIONS, "--gpu-memory", "--gpu-memory-options=--record record.json")
     for name, own in (("large", 200), ("small", 30)):

@@ -251,17 +251,17 @@ def keeping_libraries():
     return [library.NAME for library in found]
 
 
-def tensors(kind, restart=False):
-    """The bytes of the tensors on each device, or their peak, if the only library of this process can restart its peaks; otherwise none."""
+def tensors(kind, used, restart=False):
+    """The bytes of the tensors on each device, or their peak, if one library alone uses the GPU and can restart its peaks; otherwise none."""
     libraries = sys.modules["harness_libraries"]
-    imported = libraries.imported()
-    if is_initialized(sys.modules.get("torch")) or len(imported) != 1 or not hasattr(imported[0], "restart_peaks"):
+    found, _ = libraries.published(list(used.devices) if used else [])
+    if is_initialized(sys.modules.get("torch")) or len(found) != 1:
         return {}
-    library, module = imported[0], sys.modules[imported[0].MODULE]
+    library = next(library for library in libraries.imported() if library.NAME in found)
     with contextlib.suppress(Exception):
         if restart:
-            library.restart_peaks(module)
-        return {device: stats[f"allocated_bytes.all.{kind}"] for device, stats in library.statistics(module, []).items()}
+            library.restart_peaks(sys.modules[library.MODULE])
+        return {device: stats[f"allocated_bytes.all.{kind}"] for device, stats in found[library.NAME].items() if hasattr(library, "restart_peaks")}
     return {}
 
 
@@ -295,7 +295,7 @@ class Measured:
         self.append({"begins": item.nodeid})
         ended = self.restart()
         before, of_fixtures = self.counters.read(self.run), sum(self.fixtures.values())
-        tensors_before = tensors("current", restart=True)
+        tensors_before = tensors("current", before, restart=True)
         begun, self.outcome = time.monotonic(), "passed"
         yield
         seconds = time.monotonic() - begun
@@ -303,7 +303,7 @@ class Measured:
         # At most their sum: they may have run one after the other.
         processes = sum(peak for pid, peak in self.others().items() if pid not in ended)
         peak = max((device.recent_peak for device in after.devices.values()), default=0) if after else 0
-        own_tensors = [peak - tensors_before.get(device, 0) for device, peak in tensors("peak").items()]
+        own_tensors = [peak - tensors_before.get(device, 0) for device, peak in tensors("peak", after).items()]
         for name in LAST_ERROR:
             vars(sys).pop(name, None)
         left = self.without_cycles(lambda used: used - sum(self.fixtures.values()) > start - of_fixtures)

@@ -4,6 +4,7 @@ import sys
 
 import duckdb
 import polars
+import pytest
 
 MATRIX = """
 programs:
@@ -17,7 +18,10 @@ def test_rows_of_a_matrix(tmp_path):
     (tmp_path / "runs.yaml").write_text(MATRIX.format(python=sys.executable))
     subprocess.run(["harness", "exec", "--matrix", "runs.yaml"], cwd=tmp_path)
     merge = ["harness", "report", "merge", "runs.jsonl", "-o", "runs.parquet"]
-    subprocess.run(merge, cwd=tmp_path, check=True)
+    merged = subprocess.run(merge, cwd=tmp_path, stderr=subprocess.PIPE, text=True)
+    if "is built without Parquet" in merged.stderr:
+        pytest.skip("this wheel is built without Parquet; that of a release has it")
+    assert merged.returncode == 0, merged.stderr
     file = tmp_path / "runs.parquet"
     query = f"""SELECT program, "values".n, exit_code, peak_reserved, doubts FROM '{file}' """
     rows = duckdb.sql(query).fetchall()

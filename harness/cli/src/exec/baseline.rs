@@ -787,12 +787,11 @@ impl Observed {
         })
     }
 
-    /// Describes the first allocation or free that differs in a repeated run; `None` if the figures
-    /// agree.
+    /// Describes the first allocation or free that differs in a repeated run, or the first figure if
+    /// no recorded one does; `None` if the figures agree.
     fn first_difference(&self, again: &Self) -> Option<String> {
-        if self.baseline.differences(&again.baseline).is_empty() {
-            return None;
-        }
+        let figures = self.baseline.differences(&again.baseline);
+        let figure = figures.into_iter().next()?;
         let shown = |event: Option<&(Action, u64, Place)>| match event {
             Some((Action::Alloc, size, place)) => format!("allocates {size} B at {place}"),
             Some((_, size, place)) => format!("frees {size} B allocated at {place}"),
@@ -812,9 +811,7 @@ impl Observed {
                 count(earlier as u64, "allocation")
             ))
         });
-        Some(first.unwrap_or_else(|| {
-            "the allocations and frees are equal, but not the driver calls".to_owned()
-        }))
+        Some(first.unwrap_or_else(|| format!("in another run, {figure}")))
     }
 }
 

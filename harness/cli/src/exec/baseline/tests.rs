@@ -240,6 +240,27 @@ fn the_first_allocation_or_free_that_differs_is_named() {
 }
 
 #[test]
+fn a_process_whose_allocations_were_not_recorded_is_named_with_the_figure_that_differs() {
+    let observed = |driver_allocations: u64| {
+        let mut baseline = baseline(&[("a.py:3 f", 512)]);
+        let killed = Figures {
+            driver_allocations,
+            ..Figures::default()
+        };
+        baseline.processes.insert("process 2".to_owned(), killed);
+        let events = ["process 1", "process 2"].map(|name| (name.to_owned(), Events::new()));
+        Observed {
+            baseline,
+            events: BTreeMap::from(events),
+        }
+    };
+    assert_eq!(
+        observed(3).first_difference(&observed(5)).as_deref(),
+        Some("in another run, process 2: driver allocations: 5 instead of 3")
+    );
+}
+
+#[test]
 fn the_settings_of_a_baseline_name_files_without_their_folders() {
     let of = |machine: &str| settings("2.11.0", machine, Some(""))[2..].join(";");
     assert_eq!(

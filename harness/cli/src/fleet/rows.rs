@@ -11,8 +11,8 @@ use harness_base::words::joined;
 use harness_explain::fleet::Row;
 use serde::{Deserialize, Serialize};
 
+use crate::error::CliError;
 use crate::journal::{bytes, line};
-use crate::{error::CliError, terminal};
 
 pub(super) fn path(folder: &Path) -> PathBuf {
     folder.join("rows.jsonl")
@@ -250,11 +250,16 @@ fn check_shards(tables: &[Table], first: &Table, others: &[Table]) -> Result<(),
                 "the shards searched different paths: {first}; and {other}"
             )));
         }
-        if let Some(other) = others.iter().find(|other| other.found != first.found) {
-            terminal::message(format_args!(
-                "the shards found different numbers of snapshots ({} and {}): the same commands \
-                 again add those that appeared in between",
-                first.found, other.found
+        let found = tables.iter().map(|table| table.found).max();
+        let rows = tables.iter().map(|table| table.rows.len()).sum();
+        if let Some(found) = found.filter(|found| *found > rows) {
+            let message = format!(
+                "rows are missing: a shard found {found} snapshots, and all shards have {rows} rows"
+            );
+            return Err(CliError::input(
+                message,
+                "run the same `harness fleet --shard` commands again: they add the snapshots that \
+                 appeared in between",
             ));
         }
     }

@@ -1,7 +1,7 @@
 use std::{fs, io};
 
 use super::*;
-use crate::journal::usable;
+use crate::{journal::usable, terminal};
 
 fn table(shard: Option<Shard>, files: &[&str]) -> Table {
     let row = |&file: &&str| Row {
@@ -84,13 +84,25 @@ fn shards_of_other_runs_and_missing_or_repeated_shards_are_refused() {
             "searched different paths: jobs; and /mnt/jobs",
         ),
         (
-            vec![first, other(|table| table.made_with = "0.2.0".to_owned())],
+            vec![
+                first.clone(),
+                other(|table| table.made_with = "0.2.0".to_owned()),
+            ],
             "different versions or options made the rows: 0.1.0; and 0.2.0",
+        ),
+        (
+            vec![first.clone(), other(|table| table.found = 4)],
+            "a shard found 4 snapshots, and all shards have 3 rows",
         ),
     ] {
         let error = merge(&tables).expect_err(why);
         assert!(error.contains(why), "{error}");
     }
+    let fewer = other(|table| table.found = 2);
+    assert!(
+        merge(&[first, fewer]).is_ok(),
+        "a snapshot that appeared in between has its row"
+    );
     let mut changed = table(None, &["a"]);
     changed.rows[0].stamp = "11 2".to_owned();
     assert_eq!(

@@ -9,7 +9,7 @@ use harness_report::trials::{self, Trials};
 use harness_run::session::Plan;
 use harness_run::session::every_fault::{self, Chosen, EveryFault};
 use harness_scenario::{AskedFault, Scenario};
-use indicatif::ProgressBar;
+use indicatif::{HumanDuration, ProgressBar};
 
 use super::progress::elapsed;
 use crate::error::{CliError, Failures};
@@ -129,6 +129,8 @@ impl Shown<'_> {
     fn begun(&self, runs: u64) {
         let done = self.bar.position();
         self.bar.set_length(done + runs);
+        // Runs with failures are shorter than those without.
+        self.bar.reset_eta();
         match (done, runs) {
             (_, 0) => {}
             (0, _) => self.say(&format!(
@@ -149,9 +151,10 @@ impl Shown<'_> {
             *last = Instant::now();
             let (done, all) = (self.bar.position(), self.bar.length().unwrap_or_default());
             self.say(&format!(
-                "{done} of {} after {}",
+                "{done} of {} after {}; about {} more",
                 count(all, "run"),
-                elapsed(began.elapsed())
+                elapsed(began.elapsed()),
+                HumanDuration(self.bar.eta())
             ));
         }
     }

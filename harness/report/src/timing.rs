@@ -29,14 +29,15 @@ pub(super) struct Row<'a> {
     /// From the start of a run's first step to the end of its last.
     pub(super) scenario: Summary,
     pub(super) lost_to_retry: Summary,
-    /// Fewest and most driver calls for malloc and free in a run.
-    pub(super) device_calls: (u64, u64),
+    /// Fewest and most driver calls for malloc and free in a run. `None` if other processes made
+    /// some, which are not counted.
+    pub(super) device_calls: Option<(u64, u64)>,
     pub(super) allocate_ratio: Option<f64>,
     pub(super) scenario_ratio: Option<f64>,
 }
 
 impl<'a> Timing<'a> {
-    /// Summarizes the passed runs. `None` if no run passed.
+    /// Summarizes the passed runs. `None` if none of them has times or device calls.
     pub(super) fn new(on_device: &ScenarioOnDevice<'a>, device: &DeviceGroup<'a>) -> Option<Self> {
         let mut rows: Vec<Row<'a>> = on_device.arms.iter().filter_map(Row::new).collect();
         let base = rows
@@ -69,7 +70,8 @@ impl<'a> Timing<'a> {
             .into_iter()
             .flatten()
             .collect();
-        (!rows.is_empty()).then_some(Self {
+        let is_known = |row: &Row<'_>| row.scenario.count > 0 || row.device_calls.is_some();
+        rows.iter().any(is_known).then_some(Self {
             clock: device.info.clock,
             rows,
             footnotes,
@@ -141,7 +143,7 @@ const RUNS: Column = Column {
 const CALLS: Column = Column {
     head: "device calls",
     cell: |row| row.calls(),
-    is_shown: |_| true,
+    is_shown: |row| row.device_calls.is_some(),
 };
 const LOST: Column = Column {
     head: "lost to retry",
@@ -234,8 +236,13 @@ fn columns(mut grid: Grid, rows: &[&Row<'_>], columns: &[Column]) -> Grid {
 impl<'a> Row<'a> {
     fn new(arm: &ArmGroup<'a>) -> Option<Self> {
         let runs: Vec<&RunRecord> = arm.passed().collect();
-        let calls = || runs.iter().map(|run| run.calls.memory_calls());
-        let device_calls = (calls().min()?, calls().max()?);
+        let calls = || {
+            let of_run =
+                |run: &&RunRecord| run.processes.is_none().then(|| run.calls.memory_calls());
+            runs.iter().map(of_run)
+        };
+        // `None` is the least, so one unknown number makes both unknown.
+        let device_calls = calls().min()?.zip(calls().max()?);
         // Runs with programs or processes are not timed; their zeros are not durations.
         let timed: Vec<&RunRecord> = runs
             .iter()
@@ -265,7 +272,9 @@ impl<'a> Row<'a> {
     }
 
     fn calls(&self) -> String {
-        let (least, most) = self.device_calls;
+        let Some((least, most)) = self.device_calls else {
+            return NOTHING.to_owned();
+        };
         if least == most {
             least.to_string()
         } else {

@@ -103,6 +103,28 @@ fn nothing_is_compared_with_a_baseline_that_took_no_time() {
 }
 
 #[test]
+fn runs_with_other_processes_have_no_number_of_device_calls() {
+    let mut records = Records {
+        runs: vec![examples::oom_retry("caching", 0)],
+        ..examples::every_ending()
+    };
+    let timing = |records: &Records| {
+        let report = Report::new(records);
+        Timing::new(&report.scenarios[0].by_device[0], &report.devices[0])
+            .map(|timing| timing.rows[0].calls())
+    };
+    let alone = timing(&records).expect("the run passed");
+    assert_ne!(alone, NOTHING);
+    records.runs[0].processes = Some(harness_record::RunProcesses {
+        each: Vec::new(),
+        together: harness_record::MemoryFigures::default(),
+    });
+    assert_eq!(timing(&records).as_deref(), Some(NOTHING));
+    (records.runs[0].timed, records.runs[0].timings.scenario) = (false, Nanos::ZERO);
+    assert_eq!(timing(&records), None, "nothing is known");
+}
+
+#[test]
 fn a_baseline_that_did_not_run_differs_from_one_that_failed() {
     let baseline = |runs: Vec<RunRecord>| {
         let records = Records {

@@ -45,8 +45,21 @@ def exits_while_it_handles(*args):
         sys.exit(*args)
 
 
-def exit_near_the_limit(left):
-    return sys.exit(5) if left == 0 else exit_near_the_limit(left - 1)
+def at_depth(frames, call, left):
+    return call(left) if frames == 0 else at_depth(frames - 1, call, left)
+
+
+def least_frames(call):
+    """The least number of frames below the limit with which a call has no RecursionError."""
+    limit = sys.getrecursionlimit()
+    for left in range(1, 40):
+        try:
+            at_depth(limit - left, call, left)
+        except RecursionError:
+            continue
+        except SystemExit:
+            pass
+        return left
 
 
 def replace_and_raise(number, frame):
@@ -90,10 +103,14 @@ def execute_by_descriptor():
 
 
 def traced_functions():
-    """The functions of Python that a trace function sees while the program opens a file."""
+    """The functions of Python that a trace function sees while the program opens a file and exits."""
     names = []
     sys.settrace(lambda frame, event, value: names.append(frame.f_code.co_name))
     open(os.devnull, "w").close()
+    try:
+        sys.exit(3)
+    except SystemExit:
+        pass
     sys.settrace(None)
     return names
 
@@ -119,9 +136,9 @@ def main():
     for call, *args in (result.addError, 1, 2), (result.addSubTest, 1), (os.mkfifo, 3), (os.mknod,), (os.mkfifo, None):
         print(error_of(call, *args))
     print(error_of(lambda: subprocess.Popen(["true"], env=5))[1])
-    # It exits, or the limit is reached: it does not return.
     limit = sys.getrecursionlimit()
-    print(sorted({error_of(exit_near_the_limit, left)[1].partition("(")[0] for left in range(limit - 40, limit)}))
+    print(least_frames(lambda left: sys.exit(5)), least_frames(lambda left: os.utime(".")), sys.getrecursionlimit() == limit)
+    print(exit_code_of(lambda: least_frames(os._exit)))
     print(sum(interrupted_exits()))
     print(exit_code_of(execute_by_descriptor), exit_code_of(lambda: os._exit(status=7)))
     process = multiprocessing.get_context("spawn").Process(target=os._exit, args=[6])

@@ -23,8 +23,8 @@
 //! * `loaded` has the modules of a program, each with its `image`;
 //! * `libraries` creates the handles, plans and modules of libraries, which can fail;
 //! * `versions` has the versions of libraries;
-//! * `reads` counts reads of values that nothing has computed, and `python_events` finds effects of
-//!   the program;
+//! * `reads` counts reads of values that nothing has computed, and `python` finds effects of the
+//!   program, and wraps functions of Python;
 //! * `torch_allocator` keeps the statistics of PyTorch's allocators in a file, and `torch_history`
 //!   begins PyTorch's memory history;
 //! * `torch_kernel` runs small operations of PyTorch without Python, on the `contents`;
@@ -72,7 +72,7 @@ mod page_locked;
 mod per_thread;
 mod polls;
 mod pools;
-mod python_events;
+mod python;
 mod random;
 mod reads;
 mod runtime;

@@ -297,7 +297,7 @@ def _announce_all():
         _announce(name, lambda arguments, _, place=place: sys.audit("open", *arguments[place : place + 1] or (-1,), None, os.O_WRONLY))
 
 
-def begin(path):
-    """Watches this process. `path` is that of the simulated GPU's library."""
+def begin():
+    """Watches this process."""
     _announce_all()
-    guard.on_events(_watch, _EVENTS, path)
+    guard.on_events(_watch, _EVENTS)

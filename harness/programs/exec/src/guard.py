@@ -10,17 +10,24 @@ import types
 _HERE = os.path.dirname(os.path.abspath(__file__)) + os.sep
 # Later places of exceptions of ours are not noted.
 _MOST_PLACES = 16
-# Functions that the library calls, in the order of `Python` in python_events.rs.
-_FOR_EVENTS = (
+# Functions that the library calls, in the order of `Python` in python.rs.
+_FUNCTIONS = (
     "PySys_AddAuditHook",
     "PyObject_CallFunction",
+    "PyObject_Vectorcall",
     "Py_IncRef",
     "Py_DecRef",
     "PyInterpreterState_Get",
     "PyThreadState_Get",
     "PyThreadState_EnterTracing",
     "PyThreadState_LeaveTracing",
+    "Py_GetRecursionLimit",
+    "Py_SetRecursionLimit",
 )
+# METH_FASTCALL | METH_KEYWORDS
+_WITH_KEYWORDS = 0x82
+# The library of the simulated GPU, and what its functions refer to.
+_library, _kept = None, []
 _noted = set()
 # The folder of the run.
 folder = os.environ.get("HARNESS_GPU_RUN")
@@ -202,8 +209,45 @@ def around(function, ours):
     return guarded
 
 
+def begin(path):
+    """Finds the functions of the library at `path`. Pythons before 3.11 and GPUs that are not simulated lack them."""
+    global _library
+    try:
+        import ctypes
+
+        library = ctypes.PyDLL(path)
+        needed = [ctypes.cast(getattr(ctypes.pythonapi, name), ctypes.c_void_p).value for name in _FUNCTIONS]
+        library.harness_python_begin((ctypes.c_void_p * len(needed))(*needed))
+        library.harness_python_function.restype, library.harness_python_events_begin.restype = ctypes.c_void_p, ctypes.c_bool
+        _library = library
+    except (ImportError, AttributeError):
+        pass
+
+
+def _function_of_c(function, guarded):
+    """A function of C that calls `guarded`. To the program it is the given one: it needs no frame, becomes no method of classes that have it as an attribute,
+    and pickles by its name. None if the library has no more."""
+    import ctypes
+
+    code = _library and _library.harness_python_function(ctypes.py_object(guarded))
+    if not code:
+        return None
+
+    class Definition(ctypes.Structure):
+        _fields_ = [("name", ctypes.c_char_p), ("code", ctypes.c_void_p), ("flags", ctypes.c_int), ("documentation", ctypes.c_char_p)]
+
+    signature = "%s%s\n--\n\n" % (function.__name__, function.__text_signature__) if function.__text_signature__ else ""
+    texts = function.__name__.encode(), (signature + (function.__doc__ or "")).encode()
+    definition = Definition(texts[0], code, _WITH_KEYWORDS, texts[1] or None)
+    _kept.append(definition)
+    create = ctypes.pythonapi.PyCFunction_NewEx
+    # A prototype of its own: the program may use the same function.
+    create = ctypes.PYFUNCTYPE(*[ctypes.py_object, ctypes.c_void_p] + 2 * [ctypes.py_object])(ctypes.cast(create, ctypes.c_void_p).value)
+    return create(ctypes.addressof(definition), function.__self__, function.__module__)
+
+
 def _like_builtin(function, guarded):
-    """Functions of C become no methods of classes that have them as attributes, and pickle by their names. Functions of Python do not."""
+    """Without the library: as `_function_of_c`, but it needs frames."""
     members = {
         "__call__": staticmethod(guarded),
         "__class__": property(lambda self: type(function)),
@@ -227,7 +271,7 @@ def wrap(owner, name, ours):
     function = getattr(owner, name)
     guarded, places = around(function, ours), [(owner, name)]
     if isinstance(owner, types.ModuleType) and isinstance(function, types.BuiltinFunctionType):
-        guarded, places = _like_builtin(function, guarded), _of_module(owner, function)
+        guarded, places = _function_of_c(function, guarded) or _like_builtin(function, guarded), _of_module(owner, function)
         for supporting in [value for value in vars(owner).values() if owner is os and isinstance(value, set) and function in value]:
             supporting.remove(function)
             supporting.add(guarded)
@@ -278,19 +322,13 @@ def callback(function, otherwise=False):
     return ctypes.CFUNCTYPE(ctypes.c_bool)(entry(function, otherwise))
 
 
-def on_events(function, names, path):
-    """Calls a function with the audit events of these names. The library at `path` chooses them: Python takes longer for that than PyTorch for many operations."""
-    hook = entry(function)
-    try:
+def on_events(function, names):
+    """Calls a function with the audit events of these names. The library chooses them: Python takes longer for that than PyTorch for many operations."""
+    hook, has_begun = entry(function), False
+    if _library:
         import ctypes
 
-        begin = ctypes.PyDLL(path).harness_python_events_begin
-        needed = [ctypes.cast(getattr(ctypes.pythonapi, name), ctypes.c_void_p).value for name in _FOR_EVENTS]
-        begin.restype = ctypes.c_bool
-        text = ctypes.create_string_buffer("\n".join(sorted(names)).encode())
-        has_begun = begin((ctypes.c_void_p * (len(needed) + 2))(*needed, id(hook), ctypes.addressof(text)))
-    except (ImportError, AttributeError):
-        has_begun = False  # A Python before 3.11, or a GPU that is not simulated.
+        has_begun = _library.harness_python_events_begin(ctypes.py_object(hook), "\n".join(sorted(names)).encode())
     if not has_begun:
         # Also in further interpreters of a process: the library's hook belongs to the first.
         sys.addaudithook(lambda event, arguments, names=frozenset(names): hook(event, arguments) if event in names else None)

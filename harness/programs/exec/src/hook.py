@@ -1280,6 +1280,7 @@ def _run_hidden_sitecustomize():
 def _begin_hook():
     global _counters, _libraries, _effects, _saved, _copies
     _counters, _libraries = _own_module("counters"), _own_module("libraries")
+    _guard.begin(_core())
     _mark()
     for function in (_mark, _forget_libraries, _host_peaks.clear):
         _guard.at_fork(function)
@@ -1303,7 +1304,7 @@ def _begin_hook():
         _guard.on_import("torch.distributed.distributed_c10d", _change_ranks)
     if _IS_COPIES or os.environ.get("HARNESS_GPU_COPIES"):
         _effects, _saved = _own_module("effects"), _own_module("saved")
-        _effects.begin(_core())
+        _effects.begin()
         _follow_saved()
         for name, change in _WRITERS.items():
             _guard.on_import(name, _if_known(change))

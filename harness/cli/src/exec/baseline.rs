@@ -787,8 +787,8 @@ impl Observed {
         })
     }
 
-    /// Describes the first allocation or free that differs in a repeated run, or the first figure if
-    /// no recorded one does; `None` if the figures agree.
+    /// Describes the first allocation or free that differs in a repeated run, or the first figure
+    /// if no recorded one does; `None` if the figures agree.
     fn first_difference(&self, again: &Self) -> Option<String> {
         let figures = self.baseline.differences(&again.baseline);
         let figure = figures.into_iter().next()?;

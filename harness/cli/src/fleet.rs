@@ -2,11 +2,11 @@
 //! time and appends its row to a file.
 
 mod cloud;
+mod place;
 mod rows;
 mod sources;
 
 use std::collections::{BTreeMap, HashMap};
-use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -19,7 +19,8 @@ use harness_explain::fleet::{Analysis, FleetOutcome, Row};
 use harness_report::fleet::{FleetSummary, html, render};
 
 use self::cloud::Cloud;
-use self::rows::Table;
+use self::place::Place;
+use self::rows::{ROWS, Table};
 use self::sources::{Source, Sources};
 use super::browser::Browser;
 use super::error::{CliError, Failures};
@@ -30,7 +31,7 @@ const EXAMPLES: &str = "Examples:
   harness fleet /mnt/snapshots --out fleet
   harness fleet /mnt/snapshots --shard 3/16 --out fleet-3       # one of 16 machines
   harness fleet merge fleet-* --out fleet
-  harness fleet s3://bucket/snapshots --out fleet               # also gs:// and az://
+  harness fleet s3://bucket/snapshots --out s3://bucket/fleet   # also gs:// and az://
 
 The folder of `--out` contains rows.jsonl (one line per snapshot, written as soon as it is
 analysed), fleet.parquet and fleet.html. Unchanged files are not analysed again. `merge` refuses a
@@ -69,7 +70,7 @@ const COLUMNS: &str = "fleet.parquet";
 
 #[derive(Args)]
 struct Output {
-    /// The folder for the rows, which the next run reads, and for the results.
+    /// The folder for the rows, which the next run reads, and for the results. May be a URL.
     #[arg(long, value_name = "FOLDER", default_value = "fleet")]
     out: PathBuf,
     /// Also write the explanation of each job, as the page of `harness explain` for all its
@@ -91,7 +92,7 @@ enum Command {
 /// Join the rows of several shards into one table.
 #[derive(Args)]
 struct Merge {
-    /// The folders of `--out` of the shards.
+    /// The folders of `--out` of the shards. May be URLs.
     #[arg(value_name = "FOLDER", required = true)]
     folders: Vec<PathBuf>,
     #[command(flatten)]
@@ -111,12 +112,10 @@ impl Fleet {
             .collect();
         let memory = self.memory.map(|memory| memory.to_string());
         let made_with = format!("{} {}", built::identity(), memory.unwrap_or_default());
-        let known = Known::new(journal::usable(&rows::path(&self.output.out))?, &made_with);
-        fs::create_dir_all(&self.output.out).map_err(CliError::unwritten(&self.output.out))?;
-        for file in [PAGE, COLUMNS].map(|name| self.output.out.join(name)) {
-            files::check_output(&file).map_err(CliError::unwritten(&file))?;
-        }
-        let journal = Journal::open(&rows::path(&self.output.out))?;
+        let place = self.output.place()?;
+        let kept = rows::path(&place.folder);
+        let known = Known::new(journal::usable(&kept)?, &made_with);
+        let journal = Journal::open(&kept)?;
         journal.end_torn_line()?;
         let bar = terminal::progress(
             true,
@@ -134,6 +133,7 @@ impl Fleet {
             };
             if known.unchanged(source).is_none() {
                 journal.add(&row)?;
+                place.keep_rows()?;
             }
             bar.inc(1);
             Ok::<_, CliError>(Some(row))
@@ -141,11 +141,12 @@ impl Fleet {
         let rows: Vec<Option<Row>> = in_parallel(&sources, analyse)?;
         bar.finish_and_clear();
         if interrupted.load(Ordering::Relaxed) {
+            place.close()?;
             let done = rows.iter().flatten().count();
             terminal::message(format_args!(
                 "{done} of {} are analysed and kept in {}; the same command continues",
                 count(rows.len(), "snapshot"),
-                rows::path(&self.output.out).display()
+                place.shown(ROWS)
             ));
             return Ok(Exit::Interrupted);
         }
@@ -163,11 +164,11 @@ impl Fleet {
             found,
             rows,
         };
-        let places = sources
+        let paths = sources
             .iter()
             .map(|source| (source.name.as_str(), source.path.as_path()))
             .collect();
-        self.output.write(&table, &places, &interrupted)
+        self.output.write(&place, &table, &paths, &interrupted)
     }
 
     /// Returns `None` after Ctrl-C.
@@ -199,83 +200,77 @@ impl Fleet {
 impl Merge {
     fn run(self) -> Result<Exit, Failures> {
         let table = rows::merged(&self.folders, &self.output.out)?;
-        let places = table
+        let place = self.output.place()?;
+        let paths = table
             .rows
             .iter()
             .map(|row| (row.file.as_str(), Path::new(&row.file)))
             .collect();
-        self.output.write(&table, &places, &AtomicBool::new(false))
+        self.output
+            .write(&place, &table, &paths, &AtomicBool::new(false))
     }
 }
 
 impl Output {
-    /// `places`: the path of each row's file.
+    fn place(&self) -> Result<Place, CliError> {
+        if self.browser.is_asked_for() && cloud::url(&self.out).is_some() {
+            let message = "`--open` opens a page on this machine, and `--out` is a URL";
+            return Err(CliError::input(message, "leave out `--open`"));
+        }
+        let place = Place::open(&self.out)?;
+        for file in [PAGE, COLUMNS].map(|name| place.folder.join(name)) {
+            files::check_output(&file).map_err(CliError::unwritten(&file))?;
+        }
+        Ok(place)
+    }
+
+    /// `paths`: the path of each row's file.
     fn write(
         &self,
+        place: &Place,
         table: &Table,
-        places: &HashMap<&str, &Path>,
+        paths: &HashMap<&str, &Path>,
         interrupted: &AtomicBool,
     ) -> Result<Exit, Failures> {
         let Table { rows, memory, .. } = table;
         let summary = FleetSummary::of(rows);
-        terminal::save(&rows::path(&self.out), table.document()?)?;
+        terminal::save(&rows::path(&place.folder), table.document()?)?;
         let links = if self.pages {
-            self.explain(rows, *memory, places, interrupted)
+            self.explain(&place.folder, rows, *memory, paths, interrupted)
         } else {
             BTreeMap::new()
         };
         if interrupted.load(Ordering::Relaxed) {
+            place.close()?;
             terminal::message(
                 "all snapshots are analysed and kept; the same command writes the pages",
             );
             return Ok(Exit::Interrupted);
         }
-        let page = self.out.join(PAGE);
-        self.write_columns(rows)?;
+        let page = place.folder.join(PAGE);
+        write_columns(&place.folder.join(COLUMNS), rows)?;
         terminal::save(&page, html::page(rows, &summary, &links))?;
+        place.close()?;
         let (style, width) = (terminal::style(), terminal::width_of_output());
-        let place = format!("page: {}", page.display());
+        let shown = format!("page: {}", place.shown(PAGE));
         if self.format == Format::Json {
-            terminal::message(&place);
+            terminal::message(&shown);
         }
         self.format.print(&summary, || {
-            format!("{}\n{place}\n", render(&summary, style, width))
+            format!("{}\n{shown}\n", render(&summary, style, width))
         })?;
         self.browser.show(&page);
         Ok(Exit::Passed)
-    }
-
-    #[cfg(feature = "parquet")]
-    fn write_columns(&self, rows: &[Row]) -> Result<(), CliError> {
-        let columns = harness_report::fleet::parquet::file(rows);
-        let columns = columns.map_err(|error| {
-            CliError::internal(error.to_string(), "report this with rows.jsonl")
-        })?;
-        terminal::save(&self.out.join(COLUMNS), columns)
-    }
-
-    #[cfg(not(feature = "parquet"))]
-    fn write_columns(&self, _: &[Row]) -> Result<(), CliError> {
-        let is_old = self.out.join(COLUMNS).exists();
-        let state = if is_old {
-            "is from an earlier run"
-        } else {
-            "is not written"
-        };
-        let help = super::error::with_feature("parquet");
-        terminal::message(format_args!(
-            "{COLUMNS} {state}: this harness is built without Parquet; {help}"
-        ));
-        Ok(())
     }
 
     /// Writes the page of each job with a readable snapshot, until Ctrl-C. Returns the link of each
     /// page by its job.
     fn explain(
         &self,
+        folder: &Path,
         rows: &[Row],
         memory: Option<Bytes>,
-        places: &HashMap<&str, &Path>,
+        paths: &HashMap<&str, &Path>,
         interrupted: &AtomicBool,
     ) -> BTreeMap<String, String> {
         let mut jobs: BTreeMap<&str, Vec<PathBuf>> = BTreeMap::new();
@@ -285,7 +280,7 @@ impl Output {
         {
             jobs.entry(&row.job)
                 .or_default()
-                .extend(places.get(row.file.as_str()).map(|path| path.to_path_buf()));
+                .extend(paths.get(row.file.as_str()).map(|path| path.to_path_buf()));
         }
         let jobs: Vec<(&str, Vec<PathBuf>)> = jobs.into_iter().collect();
         let bar = terminal::progress(
@@ -303,8 +298,7 @@ impl Output {
                 files::slug(job),
                 fnv1a(job.as_bytes()) & 0xffff_ffff
             );
-            let written =
-                on_one_core(|| Explain::page(paths.clone(), memory, self.out.join(&link)));
+            let written = on_one_core(|| Explain::page(paths.clone(), memory, folder.join(&link)));
             bar.inc(1);
             Ok::<_, std::convert::Infallible>(written.map(|()| Some(((*job).to_owned(), link))))
         };
@@ -324,6 +318,28 @@ impl Output {
         }
         written.into_iter().flatten().flatten().collect()
     }
+}
+
+#[cfg(feature = "parquet")]
+fn write_columns(file: &Path, rows: &[Row]) -> Result<(), CliError> {
+    let columns = harness_report::fleet::parquet::file(rows);
+    let columns = columns
+        .map_err(|error| CliError::internal(error.to_string(), "report this with rows.jsonl"))?;
+    terminal::save(file, columns)
+}
+
+#[cfg(not(feature = "parquet"))]
+fn write_columns(file: &Path, _: &[Row]) -> Result<(), CliError> {
+    let state = if file.exists() {
+        "is from an earlier run"
+    } else {
+        "is not written"
+    };
+    let help = super::error::with_feature("parquet");
+    terminal::message(format_args!(
+        "{COLUMNS} {state}: this harness is built without Parquet; {help}"
+    ));
+    Ok(())
 }
 
 /// Earlier rows of the same version and options.

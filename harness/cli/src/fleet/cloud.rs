@@ -1,11 +1,22 @@
-//! Snapshots in S3, Google Cloud Storage and Azure Blob Storage, with the feature `cloud`.
+//! Snapshots and results in S3, Google Cloud Storage and Azure Blob Storage, with the feature
+//! `cloud`.
+
+use std::path::Path;
 
 use super::{CliError, Source};
 
-pub(super) fn is_url(path: &str) -> bool {
-    ["s3://", "gs://", "az://"]
-        .iter()
-        .any(|scheme| path.starts_with(scheme))
+pub(super) const HELP: &str = "set the credentials and the endpoint in the environment, for \
+     example AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY and AWS_REGION; \
+     GOOGLE_APPLICATION_CREDENTIALS; or AZURE_STORAGE_ACCOUNT_NAME and AZURE_STORAGE_ACCOUNT_KEY";
+
+/// Returns the path if it is the URL of a folder in a store.
+pub(super) fn url(path: &Path) -> Option<&str> {
+    let is_url = |path: &&str| {
+        ["s3://", "gs://", "az://"]
+            .iter()
+            .any(|scheme| path.starts_with(scheme))
+    };
+    path.to_str().filter(is_url)
 }
 
 #[cfg(not(feature = "cloud"))]
@@ -37,6 +48,14 @@ mod absent {
         pub(in crate::fleet) fn fetch(&self, _: &Source) -> io::Result<std::fs::File> {
             match self.0 {}
         }
+
+        pub(in crate::fleet) fn read(&self, _: &str) -> Result<Vec<u8>, CliError> {
+            match self.0 {}
+        }
+
+        pub(in crate::fleet) fn write(&self, _: &str, _: Vec<u8>) -> Result<(), String> {
+            match self.0 {}
+        }
     }
 }
 
@@ -52,13 +71,8 @@ mod present {
     use object_store::{ObjectMeta, ObjectStore, ObjectStoreExt as _, RetryConfig, path::Path};
     use tokio::runtime::{Builder, Runtime};
 
-    use super::{CliError, Source};
+    use super::{CliError, HELP, Source};
     use crate::snapshots;
-
-    const HELP: &str = "set the credentials and the endpoint in the environment, for example \
-         AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY and AWS_REGION; \
-        GOOGLE_APPLICATION_CREDENTIALS; or AZURE_STORAGE_ACCOUNT_NAME and \
-        AZURE_STORAGE_ACCOUNT_KEY";
 
     /// Bytes that one request fetches, and that a core holds in memory.
     const PART: u64 = 8 << 20;
@@ -124,12 +138,8 @@ mod present {
                 let listed = self
                     .runtime
                     .block_on(self.store.list_with_delimiter(Some(&folder)));
-                let listed = listed.map_err(|error| {
-                    CliError::input(
-                        format!("{}/{folder}: {}", self.bucket, in_short(&error)),
-                        HELP,
-                    )
-                })?;
+                let listed =
+                    listed.map_err(|error| CliError::input(self.failure(&folder, &error), HELP))?;
                 folders.extend(listed.common_prefixes);
                 let is_snapshot = |object: &ObjectMeta| {
                     snapshots::is_named_so(FilePath::new(object.location.as_ref()))
@@ -170,6 +180,36 @@ mod present {
             }
             file.rewind()?;
             Ok(file)
+        }
+
+        /// Returns the content of a file below the prefix; empty if there is none.
+        pub(in crate::fleet) fn read(&self, name: &str) -> Result<Vec<u8>, CliError> {
+            let path = self.path(name);
+            let read = self
+                .runtime
+                .block_on(async { self.store.get(&path).await?.bytes().await });
+            match read {
+                Err(object_store::Error::NotFound { .. }) => Ok(Vec::new()),
+                Err(error) => Err(CliError::input(self.failure(&path, &error), HELP)),
+                Ok(read) => Ok(read.to_vec()),
+            }
+        }
+
+        /// Replaces a file below the prefix in one step. Fails with a message.
+        pub(in crate::fleet) fn write(&self, name: &str, content: Vec<u8>) -> Result<(), String> {
+            let path = self.path(name);
+            let written = self.runtime.block_on(self.store.put(&path, content.into()));
+            written
+                .map(drop)
+                .map_err(|error| self.failure(&path, &error))
+        }
+
+        fn path(&self, name: &str) -> Path {
+            Path::from_iter(self.prefix.parts().chain(Path::from(name).parts()))
+        }
+
+        fn failure(&self, path: &Path, error: &object_store::Error) -> String {
+            format!("{}/{path}: {}", self.bucket, in_short(error))
         }
     }
 

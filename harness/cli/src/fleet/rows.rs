@@ -11,11 +11,14 @@ use harness_base::words::joined;
 use harness_explain::fleet::Row;
 use serde::{Deserialize, Serialize};
 
+use super::cloud::{self, Cloud};
 use crate::error::CliError;
 use crate::journal::{bytes, line};
 
+pub(super) const ROWS: &str = "rows.jsonl";
+
 pub(super) fn path(folder: &Path) -> PathBuf {
-    folder.join("rows.jsonl")
+    folder.join(ROWS)
 }
 
 /// All rows of a run.
@@ -100,7 +103,10 @@ impl Table {
 
     /// Fails unless the folder has all rows of a run, unchanged.
     fn read(folder: &Path) -> Result<Self, CliError> {
-        let text = bytes(&path(folder))?;
+        let text = match cloud::url(folder) {
+            Some(url) => Cloud::open(url)?.read(ROWS)?,
+            None => bytes(&path(folder))?,
+        };
         if text.is_empty() {
             let message = format!("{}: there are no rows in this folder", folder.display());
             return Err(CliError::input(
@@ -165,11 +171,12 @@ impl Table {
 /// Reads the rows of all shards of a run, or of several runs without shards. Fails unless all rows
 /// are there.
 pub(super) fn merged(folders: &[PathBuf], out: &Path) -> Result<Table, CliError> {
-    let is_out = |folder: &&PathBuf| {
-        folder
-            .canonicalize()
-            .is_ok_and(|folder| out.canonicalize().is_ok_and(|out| out == folder))
+    // The components of a URL omit a slash at its end.
+    let place = |path: &Path| match cloud::url(path) {
+        Some(_) => Some(path.components().collect()),
+        None => path.canonicalize().ok(),
     };
+    let is_out = |folder: &&PathBuf| place(folder).is_some_and(|folder| place(out) == Some(folder));
     if let Some(folder) = folders.iter().find(is_out) {
         let message = format!(
             "{}: the result would replace the rows of this shard",

@@ -46,7 +46,7 @@ impl Sources {
         let (mut clouds, mut unusable) = (Vec::new(), Vec::new());
         let find = |path: &PathBuf| {
             let shown = path.display();
-            let found = if let Some(url) = path.to_str().filter(|path| cloud::is_url(path)) {
+            let found = if let Some(url) = cloud::url(path) {
                 let cloud = Cloud::open(url)?;
                 let found = cloud.list(clouds.len())?;
                 clouds.push(cloud);

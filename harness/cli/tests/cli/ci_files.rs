@@ -72,7 +72,7 @@ fn each_pod_of_a_kubernetes_job_is_one_shard() {
         // https://kubernetes.io/docs/concepts/workloads/controllers/job/#backoff-limit-per-index
         assert!(spec["backoffLimitPerIndex"].is_u64() && pod["restartPolicy"] == "Never");
         let container = &pod["containers"][0];
-        let all = |list: &Value| list.as_array().unwrap().clone();
+        let all = |list: &Value| list.as_array().cloned().unwrap_or_default();
         let shards = all(&container["env"])
             .into_iter()
             .find(|env| env["name"] == "SHARDS")
@@ -170,21 +170,22 @@ fn a_slurm_task_runs_the_shard_of_its_place_in_the_array() {
 fn a_pod_and_a_task_analyse_the_shard_of_their_index() {
     let folder = bundle();
     let here = folder.path().to_string_lossy();
-    let task = called(
-        folder.path(),
-        "fleet.sbatch",
-        &[
-            ("SLURM_SUBMIT_DIR", &*here),
-            // A part of the array that is started again.
-            ("SLURM_ARRAY_TASK_COUNT", "1"),
-            ("SLURM_ARRAY_TASK_ID", "3"),
-            ("SLURM_ARRAY_TASK_MIN", "3"),
-            ("SHARDS", "4"),
-            ("SNAPSHOTS", "snapshots"),
-            ("HARNESS", "harness-gpu-bundle/harness"),
-        ],
-    );
+    let settings = [
+        ("SLURM_SUBMIT_DIR", &*here),
+        // A part of the array that is started again.
+        ("SLURM_ARRAY_TASK_COUNT", "1"),
+        ("SLURM_ARRAY_TASK_ID", "3"),
+        ("SLURM_ARRAY_TASK_MIN", "3"),
+        ("SHARDS", "4"),
+        ("SNAPSHOTS", "snapshots"),
+        ("HARNESS", "harness-gpu-bundle/harness"),
+    ];
+    let task = called(folder.path(), "fleet.sbatch", &settings);
     assert_eq!(task, "fleet snapshots --shard 3/4 --out fleet-3");
+    let store = [("SNAPSHOTS", "s3://a/b"), ("OUT", "s3://a/fleet")];
+    let settings = [&settings[..], &store].concat();
+    let task = called(folder.path(), "fleet.sbatch", &settings);
+    assert_eq!(task, "fleet s3://a/b --shard 3/4 --out s3://a/fleet-3");
     let job = job("fleet.yaml");
     let container = &job["spec"]["template"]["spec"]["containers"][0];
     let script = folder.path().join("harness-gpu-bundle/pod");
@@ -200,6 +201,8 @@ fn a_pod_and_a_task_analyse_the_shard_of_their_index() {
             ("JOB_COMPLETION_INDEX", "2"),
             ("SHARDS", "4"),
             ("PATH", &path),
+            store[0],
+            store[1],
         ],
     );
     assert_eq!(pod, task);

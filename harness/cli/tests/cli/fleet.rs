@@ -413,11 +413,15 @@ fn bad_input_is_one_clear_error_and_touches_nothing() {
         error(&["merge", "empty", "--out", "merged"])
             .contains("empty: there are no rows in this folder")
     );
+    let out = ["jobs", "--out", "s3://bucket/fleet"];
+    assert!(error(&[&out[..], &["--open"]].concat()).contains("`--out` is a URL"));
     if !cfg!(feature = "cloud") {
-        assert!(
-            error(&["s3://bucket/jobs"]).contains("this harness is built without cloud storage")
-        );
+        let shard = ["merge", "s3://bucket/fleet-1"];
+        for arguments in [&["s3://bucket/jobs"][..], &out, &shard] {
+            assert!(error(arguments).contains("this harness is built without cloud storage"));
+        }
     }
+    assert!(!folder.join("s3:").exists());
 }
 
 /// Runs `harness fleet` on a bucket of moto, a server of S3. `HARNESS_TEST_MOTO` names a Python
@@ -427,7 +431,7 @@ fn bad_input_is_one_clear_error_and_touches_nothing() {
     not(feature = "cloud"),
     ignore = "needs `--features cloud`, and HARNESS_TEST_MOTO"
 )]
-fn a_bucket_has_the_result_of_a_folder() {
+fn a_bucket_has_the_result_of_a_folder_and_the_rows_of_shards() {
     use std::io::{BufRead as _, BufReader};
     let Some(python) = env::var_os("HARNESS_TEST_MOTO") else {
         eprintln!("skipped: HARNESS_TEST_MOTO names no Python with moto");
@@ -435,6 +439,7 @@ fn a_bucket_has_the_result_of_a_folder() {
     };
     let (_kept, folder) = jobs();
     let local = summary(&folder, &["jobs"]);
+    let local_rows = rows(&folder, "fleet");
     let program = "import boto3, os, sys, time
 from moto.server import ThreadedMotoServer
 server = ThreadedMotoServer(port=0)
@@ -468,27 +473,55 @@ sys.stdin.read()";
         .lines()
         .find_map(|line| line.unwrap().parse::<u16>().ok())
         .unwrap();
-    let of_bucket = |url: &str| {
+    let run = |arguments: &[&str]| {
         let mut command = Command::new(env!("CARGO_BIN_EXE_harness"));
+        command.arg("fleet").args(arguments).envs(keys);
         command
-            .args(["fleet", url, "--out", "of-bucket", "--format", "json"])
-            .envs(keys)
-            .current_dir(&folder);
-        command
+            .args(["--format", "json"])
+            .current_dir(&folder)
             .env("AWS_ENDPOINT_URL", format!("http://127.0.0.1:{port}"))
             .output()
             .unwrap()
     };
-    let output = of_bucket("s3://bucket/jobs");
-    let missing = of_bucket("s3://no-such-bucket/jobs");
+    let found = |arguments: &[&str]| {
+        let output = run(arguments);
+        let error = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(output.status.success(), "{error}");
+        let found: Value = serde_json::from_slice(&output.stdout).unwrap();
+        (found, error)
+    };
+    let (of_bucket, _) = found(&["s3://bucket/jobs", "--out", "of-bucket"]);
+    let missing = [
+        run(&["s3://no-such-bucket/jobs", "--out", "none"]),
+        run(&["jobs", "--out", "s3://no-such-bucket/fleet"]),
+    ];
+    let shards = ["s3://bucket/out-1", "s3://bucket/out-2/"];
+    for (number, out) in (1..).zip(shards) {
+        let shard = format!("{number}/2");
+        found(&["jobs", "--shard", &shard, "--out", out]);
+    }
+    // The rows are kept: the one that was there when the snapshot could be read.
+    let changed = folder.join("jobs/b/rank0.pickle.gz");
+    let modified = changed.metadata().unwrap().modified().unwrap();
+    let length = changed.metadata().unwrap().len() as usize;
+    fs::write(&changed, vec![0; length]).unwrap();
+    let file = fs::File::options().append(true).open(&changed).unwrap();
+    file.set_modified(modified).unwrap();
+    found(&["jobs", "--shard", "1/2", "--out", shards[0]]);
+    found(&["jobs", "--shard", "2/2", "--out", shards[1]]);
+    let merged = "s3://bucket/merged";
+    let (of_store, error) = found(&["merge", shards[0], shards[1], "--out", merged]);
+    assert_eq!(error, "page: s3://bucket/merged/fleet.html\n");
+    assert_eq!(of_store, local);
+    found(&["merge", merged, "--out", "again"]);
+    assert_eq!(rows(&folder, "again"), local_rows);
+    let replaced = run(&["merge", shards[0], shards[1], "--out", "s3://bucket/out-2"]);
     drop(server.stdin.take());
     server.wait().unwrap();
     assert!(
-        output.status.success(),
-        "{}",
-        String::from_utf8_lossy(&output.stderr)
+        String::from_utf8_lossy(&replaced.stderr).contains("would replace the rows of this shard"),
+        "{replaced:?}"
     );
-    let found: Value = serde_json::from_slice(&output.stdout).unwrap();
     for name in [
         "snapshots",
         "jobs",
@@ -498,7 +531,7 @@ sys.stdin.read()";
         "causes",
         "changes",
     ] {
-        assert_eq!(found[name], local[name], "{name}");
+        assert_eq!(of_bucket[name], local[name], "{name}");
     }
     assert_eq!(
         rows(&folder, "of-bucket")[0]["file"]
@@ -506,9 +539,13 @@ sys.stdin.read()";
             .map(|file| file.starts_with("s3://bucket/jobs/")),
         Some(true)
     );
-    assert!(
-        missing.status.code() == Some(2)
-            && String::from_utf8_lossy(&missing.stderr).contains("AWS_ACCESS_KEY_ID"),
-        "{missing:?}"
-    );
+    for missing in missing {
+        let error = String::from_utf8_lossy(&missing.stderr);
+        assert!(
+            missing.status.code() == Some(2)
+                && error.contains("s3://no-such-bucket/")
+                && error.contains("AWS_ACCESS_KEY_ID"),
+            "{missing:?}"
+        );
+    }
 }

@@ -115,6 +115,29 @@ def traced_functions():
     return names
 
 
+class Path:
+    """Prints what code of the program can see that a replaced function calls."""
+
+    def __fspath__(self):
+        names = [frame.f_code.co_name for frame, _ in traceback.walk_stack(sys._getframe())]
+        print(names, sys.getrecursionlimit(), sys.gettrace() is None)
+        sys.setrecursionlimit(150)
+        return "/nowhere/fifo"
+
+
+def with_path():
+    names, limit = [], sys.getrecursionlimit()
+    sys.settrace(lambda frame, event, value: names.append(frame.f_code.co_name))
+    error_of(os.mkfifo, Path())
+    sys.settrace(None)
+    changed = sys.getrecursionlimit()
+    sys.setrecursionlimit((1 << 31) - 1)
+    error_of(sys.exit)
+    largest = sys.getrecursionlimit()
+    sys.setrecursionlimit(limit)
+    return names, changed, largest
+
+
 class Names:
     exit, end, hook = sys.exit, os._exit, threading.excepthook
 
@@ -131,7 +154,7 @@ def main():
         print(error_of(sys.exit, *args), error_of(exits_while_it_handles, *args))
     print(error_of(sys.exit, status=3), error_of(os._exit), error_of(os._exit, 1 << 80), error_of(os.execv, "/nowhere", ["nowhere"]))
     print(error_of(os.execve, "/bin/true", ["true"], 5), error_of(os.execvp, "a-program-that-no-folder-has", ["program"])[1:])
-    print(traced_functions())
+    print(traced_functions(), with_path())
     result = unittest.TestResult()
     for call, *args in (result.addError, 1, 2), (result.addSubTest, 1), (os.mkfifo, 3), (os.mknod,), (os.mkfifo, None):
         print(error_of(call, *args))

@@ -191,9 +191,8 @@ def offer_before_cuda(torch, find_core, take_over):
     if not hasattr(getattr(torch, "_C", None), "_cuda_init"):
         return
 
-    def offer_and_initialize(initialize):
+    def offer():
         put_back()
         offer_now(find_core, take_over)
-        initialize()
 
-    put_back = guard.wrap(torch._C, "_cuda_init", offer_and_initialize)
+    put_back = guard.before(torch._C, "_cuda_init", offer)

@@ -1,6 +1,7 @@
 # Watches what the processes of a program change outside of themselves, by Python's audit events. `harness exec` repeats no run with such an effect, and
 # makes no copies after one. Exempt is what a second run does not repeat, or repeats without harm: files that `tempfile` names, Python's compiled modules,
 # caches, devices, local sockets in the folder for temporary files, and the files of the run.
+import functools
 import os
 import stat
 import sys
@@ -276,12 +277,7 @@ def _announce(name, event):
     if not hasattr(os, name):
         return
 
-    def announcing(original, *arguments, **named):
-        result = original(*arguments, **named)
-        event(arguments, named)
-        return result
-
-    guard.wrap(os, name, announcing)
+    guard.before(os, name, lambda *arguments, **named: functools.partial(event, arguments, named))
 
 
 def _announce_all():

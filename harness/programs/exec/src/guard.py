@@ -10,11 +10,13 @@ import types
 _HERE = os.path.dirname(os.path.abspath(__file__)) + os.sep
 # Later places of exceptions of ours are not noted.
 _MOST_PLACES = 16
-# Functions that the library calls, in the order of `Python` in python.rs.
-_FUNCTIONS = (
+# Functions and objects of Python that the library uses, in the order of `Python` in python.rs.
+_NEEDED = (
     "PySys_AddAuditHook",
     "PyObject_CallFunction",
     "PyObject_Vectorcall",
+    "PyErr_ExceptionMatches",
+    "PyErr_Clear",
     "Py_IncRef",
     "Py_DecRef",
     "PyInterpreterState_Get",
@@ -23,6 +25,8 @@ _FUNCTIONS = (
     "PyThreadState_LeaveTracing",
     "Py_GetRecursionLimit",
     "Py_SetRecursionLimit",
+    "PyExc_RecursionError",
+    "_Py_NoneStruct",
 )
 # METH_FASTCALL | METH_KEYWORDS
 _WITH_KEYWORDS = 0x82
@@ -216,7 +220,7 @@ def begin(path):
         import ctypes
 
         library = ctypes.PyDLL(path)
-        needed = [ctypes.cast(getattr(ctypes.pythonapi, name), ctypes.c_void_p).value for name in _FUNCTIONS]
+        needed = [ctypes.cast(getattr(ctypes.pythonapi, name), ctypes.c_void_p).value for name in _NEEDED]
         library.harness_python_begin((ctypes.c_void_p * len(needed))(*needed))
         library.harness_python_function.restype, library.harness_python_events_begin.restype = ctypes.c_void_p, ctypes.c_bool
         _library = library
@@ -224,12 +228,33 @@ def begin(path):
         pass
 
 
-def _function_of_c(function, guarded):
-    """A function of C that calls `guarded`. To the program it is the given one: it needs no frame, becomes no method of classes that have it as an attribute,
-    and pickles by its name. None if the library has no more."""
+def _for_library(ours, failed):
+    """Returns a function of ours that the library calls. If it fails, it returns what `failed` returns for the exception."""
+    ends = _ends  # As in `entry`.
+
+    def guarded(*args, **kwargs):
+        try:
+            return ours(*args, **kwargs)
+        except RecursionError:
+            raise  # The library repeats the call, with more frames.
+        except BaseException as error:
+            if not ends(error):
+                raise
+            return failed(error)
+
+    return guarded
+
+
+def _function_of_c(function, ours):
+    """A function of C that calls ours and then the given one, for which the program takes it: it needs no frame, becomes no method of classes that have it as
+    an attribute, and pickles by its name. None if the library has no more."""
+    if not _library:
+        return None
     import ctypes
 
-    code = _library and _library.harness_python_function(ctypes.py_object(guarded))
+    partial, note_ended = functools.partial, _note_ended
+    guarded = _for_library(ours, lambda error: partial(note_ended, error))
+    code = _library.harness_python_function(ctypes.py_object(guarded), ctypes.py_object(function))
     if not code:
         return None
 
@@ -269,12 +294,32 @@ def _of_module(module, function):
 def wrap(owner, name, ours):
     """Replaces a function or method of a module or class by one `around` it. Returns a function that puts it back."""
     function = getattr(owner, name)
-    guarded, places = around(function, ours), [(owner, name)]
-    if isinstance(owner, types.ModuleType) and isinstance(function, types.BuiltinFunctionType):
-        guarded, places = _function_of_c(function, guarded) or _like_builtin(function, guarded), _of_module(owner, function)
-        for supporting in [value for value in vars(owner).values() if owner is os and isinstance(value, set) and function in value]:
-            supporting.remove(function)
-            supporting.add(guarded)
+    return _put(around(function, ours), [(owner, name)], function)
+
+
+def before(owner, name, ours):
+    """Calls ours before a function or method of a module or class, with the same arguments. If ours returns a function, calls that after a call that succeeds.
+    Returns a function that ends this."""
+    function = getattr(owner, name)
+
+    def ours_and_function(original, *args, **kwargs):
+        after = ours(*args, **kwargs)
+        result = original(*args, **kwargs)
+        if after:
+            after()
+        return result
+
+    if not isinstance(owner, types.ModuleType) or not isinstance(function, types.BuiltinFunctionType):
+        return wrap(owner, name, ours_and_function)
+    replacing = _function_of_c(function, ours) or _like_builtin(function, around(function, ours_and_function))
+    for supporting in [value for value in vars(owner).values() if owner is os and isinstance(value, set) and function in value]:
+        supporting.remove(function)
+        supporting.add(replacing)
+    return _put(replacing, _of_module(owner, function), function)
+
+
+def _put(guarded, places, function):
+    """Puts ours at some places. Returns a function that puts another back."""
 
     def put(function):
         for place in places:
@@ -324,13 +369,14 @@ def callback(function, otherwise=False):
 
 def on_events(function, names):
     """Calls a function with the audit events of these names. The library chooses them: Python takes longer for that than PyTorch for many operations."""
-    hook, has_begun = entry(function), False
+    has_begun = False
     if _library:
         import ctypes
 
-        has_begun = _library.harness_python_events_begin(ctypes.py_object(hook), "\n".join(sorted(names)).encode())
+        has_begun = _library.harness_python_events_begin(ctypes.py_object(_for_library(function, _note_ended)), "\n".join(sorted(names)).encode())
     if not has_begun:
         # Also in further interpreters of a process: the library's hook belongs to the first.
+        hook = entry(function)
         sys.addaudithook(lambda event, arguments, names=frozenset(names): hook(event, arguments) if event in names else None)
 
 

@@ -244,24 +244,19 @@ def _how_it_ended():
 def _note_exits():
     """Notes the exception that is handled when `sys.exit` is called."""
 
-    def note_and_exit(end, status=None, /):
+    def note(status=None, /):
         threading = sys.modules.get("threading")
         is_main = threading is None or threading.current_thread() is threading.main_thread()
         if is_main:
             _note_exit(status, sys.exc_info()[1], _guard.caller())
-        end(status)
 
-    _guard.wrap(sys, "exit", note_and_exit)
+    _guard.before(sys, "exit", note)
 
 
 def _note_errors_of_threads(module):
     """Notes errors of threads, which can make the program exit."""
 
-    def excepthook(earlier, failed):
-        _note_end("thread", getattr(failed, "exc_value", None))
-        earlier(failed)
-
-    _guard.wrap(module, "excepthook", excepthook)
+    _guard.before(module, "excepthook", lambda failed: _note_end("thread", getattr(failed, "exc_value", None)))
 
 
 def _note_failed_tests(module):
@@ -340,7 +335,7 @@ def _note_resets(torch):
     """Keeps the peaks of the whole process if the program resets them."""
 
     def wrap(name):
-        def keep_and_reset(reset, *device):
+        def keep(*device):
             try:
                 if "HostMemory" in name:
                     _keep_host_peaks(torch)
@@ -348,9 +343,8 @@ def _note_resets(torch):
                     _keep_peaks(torch, *(device or [None]), "Accumulated" in name)
             except RuntimeError:
                 pass  # Only the native allocator has statistics.
-            return reset(*device)
 
-        _guard.wrap(torch._C, name, keep_and_reset)
+        _guard.before(torch._C, name, keep)
 
     names = ("_cuda_resetPeakMemoryStats", "_cuda_resetAccumulatedMemoryStats", "_accelerator_resetPeakStats", "_accelerator_resetAccumulatedStats", "_cuda_resetPeakHostMemoryStats")
     for name in names:
@@ -572,8 +566,8 @@ def _note_modules():
 def _write_at_abrupt_ends():
     """Makes processes that end by `os._exit`, as those that `multiprocessing` forks, or execute another program write statistics. Both skip `atexit`."""
 
-    def wrap(name):
-        def write_and_end(end, *args, **kwargs):
+    def watch(name):
+        def write(*args, **kwargs):
             if name == "_exit":
                 _note_exit(kwargs.get("status", *args[:1]), sys.exc_info()[1], _guard.caller())
             _note_modules()
@@ -585,12 +579,11 @@ def _write_at_abrupt_ends():
                     _write_statistics_of_libraries()
             except Exception as error:  # A torch whose import has not finished.
                 _guard.let_through(error)
-            return end(*args, **kwargs)
 
-        _guard.wrap(os, name, write_and_end)
+        _guard.before(os, name, write)
 
     for name in ("_exit", "execv", "execve"):
-        wrap(name)
+        watch(name)
 
 
 def _note_ends_of_processes(util):
@@ -814,12 +807,11 @@ def _record_history(module):
 
     _guard.when_cuda_begins(module, record)
 
-    def of_thread(earlier, failed):
+    def of_thread(failed):
         if issubclass(failed.exc_type, torch.OutOfMemoryError):
             _write_snapshot(torch)
-        earlier(failed)
 
-    _guard.wrap(threading, "excepthook", of_thread)
+    _guard.before(threading, "excepthook", of_thread)
 
 
 def _record_history_of_streams(module):
@@ -856,7 +848,7 @@ def _record_history_of_streams(module):
                 pass  # Only the native allocator has a history.
             return False
 
-        _guard.wrap(torch._C, "_cuda_setMemoryFraction", _note_fraction)
+        _guard.before(torch._C, "_cuda_setMemoryFraction", _note_fraction)
         hook = _guard.callback(of_stream)
         library.harness_history_hook(hook)
         _guard.at_exit(lambda: (library.harness_history_hook(None), hook))
@@ -864,10 +856,9 @@ def _record_history_of_streams(module):
     _guard.when_cuda_begins(module, follow)
 
 
-def _note_fraction(limit, fraction, device):
+def _note_fraction(fraction, device):
     """Notes the fraction of a device to which the program limits its allocator. The history does not have it."""
-    limit(fraction, device)
-    _fractions.add((device, fraction))
+    return lambda: _fractions.add((device, fraction))
 
 
 def _write_waits(torch):
@@ -1114,13 +1105,12 @@ def _note_path(kind, name, is_written=lambda *args, **named: True):
     if not hasattr(kind, name):
         return
 
-    def note_and_write(write, *args, **named):
+    def note(*args, **named):
         path = next((value for value in (*args[:2], *map(named.get, ("filename", "file_name"))) if isinstance(value, (str, os.PathLike))), None)
         if path is not None and is_written(*args, **named):
             _effects.note_write(path)
-        return write(*args, **named)
 
-    _guard.wrap(kind, name, note_and_write)
+    _guard.before(kind, name, note)
 
 
 def _note_files_of_torch(module):
@@ -1160,11 +1150,10 @@ def _note_files_of_safetensors(module):
         _effects.note_read(filename)
         return read(filename, *args, **kwargs)
 
-    def note_and_write(write, *args, **kwargs):
+    def note(*args, **kwargs):
         filename = kwargs.get("filename", args[1] if len(args) > 1 else None)
         if filename is not None:
             _effects.note_write(filename)
-        return write(*args, **kwargs)
 
     class Kind(type):
         def __instancecheck__(cls, value):
@@ -1180,7 +1169,7 @@ def _note_files_of_safetensors(module):
             return reading(*args, **kwargs)
 
     reading = _guard.around(read, note_and_read)
-    _guard.wrap(module, "serialize_file", note_and_write)
+    _guard.before(module, "serialize_file", note)
     _guard.replace(module, "safe_open", safe_open)
 
 

@@ -1323,18 +1323,18 @@ const LIBRARIES: [(&str, &str); 7] = [
          assert _runtime.cudaMalloc(ctypes.byref(pointer), ctypes.c_size_t(size)) == 0\n    \
          by[library] += size\n",
     ),
-    (
-        "jax/__init__.py",
-        "import used\n__version__ = '0.9.0'\nclass _Device:\n    \
-         platform, local_hardware_id = 'gpu', 0\n    \
-         def memory_stats(self):\n        \
-         return dict.fromkeys(('peak_bytes_in_use', 'bytes_in_use'), used.by['jax'])\n\
-         def local_devices(): return [_Device()]\n",
-    ),
+    ("jax/__init__.py", "__version__ = '0.9.0'\n"),
     ("jax/_src/__init__.py", ""),
     (
         "jax/_src/xla_bridge.py",
-        "import used\ndef backends_are_initialized(): return used.by['jax'] > 0\n",
+        "import used\nclass _Device:\n    \
+         platform, local_hardware_id = 'gpu', 0\n    \
+         def memory_stats(self):\n        \
+         return dict.fromkeys(('peak_bytes_in_use', 'bytes_in_use'), used.by['jax'])\n\
+         class _Backend:\n    def __init__(self, *devices): self.devices = devices\n    \
+         def local_devices(self): return self.devices\n\
+         def backends_are_initialized(): return used.by['jax'] > 0\n\
+         def backends(): return {'cpu': _Backend(), 'cuda': _Backend(_Device())}\n",
     ),
     ("onnxruntime.py", "__version__ = '1.25.0'\n"),
     (
@@ -1506,8 +1506,8 @@ fn a_library_is_asked_only_by_a_process_that_uses_the_gpu_and_for_its_devices(wo
     // The figures of a parent are not those of its child, whose library must not be used.
     for end in ["os._exit(0)", "sys.exit()"] {
         run(&format!(
-            "import jax, os, sys, used\nused.malloc('jax', 1 << 20)\nif os.fork():\n    os.wait()\n\
-             else:\n    jax.local_devices = lambda: os.abort()\n    {end}"
+            "import jax._src.xla_bridge, os, sys, used\nused.malloc('jax', 1 << 20)\nif os.fork():\n    os.wait()\n\
+             else:\n    jax._src.xla_bridge.backends = lambda: os.abort()\n    {end}"
         ));
         let record = world.record();
         let stats = |process: &Value| process["torch"]["memory_stats"]["0"].is_object();

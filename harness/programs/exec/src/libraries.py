@@ -36,7 +36,8 @@ class _Jax:
         if not xla_bridge.backends_are_initialized():
             return {}
         names = {_ALLOCATED + ".peak": "peak_bytes_in_use", _ALLOCATED + ".current": "bytes_in_use", _RESERVED + ".peak": "peak_pool_bytes"}
-        opened = [device for device in jax.local_devices() if device.platform == "gpu"]
+        # `jax.local_devices()` are those of the default backend, as the CPU with JAX_PLATFORMS=cpu,cuda.
+        opened = [device for backend in xla_bridge.backends().values() for device in backend.local_devices() if device.platform == "gpu"]
         return {str(device.local_hardware_id): _named(device.memory_stats() or {}, names) for device in opened}
 
 

@@ -229,12 +229,13 @@ def begin(path):
 
 
 def _for_library(ours, failed):
-    """Returns a function of ours that the library calls. If it fails, it returns what `failed` returns for the exception."""
-    ends = _ends  # As in `entry`.
+    """Returns a function of ours that the library calls, as it calls the one that this returns. If it fails, it returns what `failed` returns for the exception."""
+    ends, entry_of = _ends, entry  # As in `entry`.
 
     def guarded(*args, **kwargs):
         try:
-            return ours(*args, **kwargs)
+            after = ours(*args, **kwargs)
+            return after and entry_of(after)
         except RecursionError:
             raise  # The library repeats the call, with more frames.
         except BaseException as error:

@@ -74,7 +74,7 @@ pub(super) struct MatrixOptions {
     compare: Option<PathBuf>,
     /// With `--matrix`: start each run with these words before its command, as in `--launch 'srun
     /// -n1'`. The folder of the rows must be shared by all machines.
-    #[arg(long, value_name = "WORDS", help_heading = MANY)]
+    #[arg(long, value_name = "WORDS", value_parser = launcher, help_heading = MANY)]
     launch: Option<String>,
     /// What `--launch` runs: writes the figures of one run to this file.
     #[arg(long, value_name = "FILE", hide = true)]
@@ -93,6 +93,17 @@ impl MatrixOptions {
             ("--launch", self.launch.is_some()),
         ];
         super::require("`--matrix`", self.matrix.is_some(), &options)
+    }
+}
+
+/// Refuses words that are not split as a shell splits them.
+fn launcher(words: &str) -> Result<String, &'static str> {
+    match words {
+        _ if words.contains(['\'', '"', '\\']) => {
+            Err("words with quotes are not split: write a script that starts its arguments")
+        }
+        _ if words.trim().is_empty() => Err("expected a command, as in `srun -n1`"),
+        _ => Ok(words.to_owned()),
     }
 }
 

@@ -289,6 +289,13 @@ fn a_launcher_makes_each_run_and_one_without_figures_is_a_failed_row_that_runs_a
         text.contains("23 of 24 runs ended with exit code 0."),
         "{text}"
     );
+    for (words, why) in [("", "expected a command"), ("a 'b c'", "quotes")] {
+        let (code, text) = harness(
+            folder,
+            &["exec", "--matrix", "runs.yaml", "--launch", words],
+        );
+        assert!(code == Some(2) && text.contains(why), "{text}");
+    }
     let failed = &rows(folder, "runs.jsonl")["a 7"];
     assert_eq!(
         failed["failure"],

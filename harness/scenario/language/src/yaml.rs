@@ -225,6 +225,10 @@ fn in_our_words(error: &Error, source: &str, language: &Language) -> Problem {
             format!("unexpected {unexpected}"),
             format!("expected {expected}"),
         ),
+        Error::RecursiveReferencesRequireWeakTypes { .. } => (
+            "the alias is part of its own anchor".to_owned(),
+            "write the value in place of the alias".to_owned(),
+        ),
         Error::NullIntoString { .. } => (
             "expected text, found nothing".to_owned(),
             "write a value after the colon".to_owned(),

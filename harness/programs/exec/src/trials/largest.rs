@@ -13,7 +13,7 @@ mod agreement;
 mod memory_curve;
 
 use std::cmp::Reverse;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::OsString;
 use std::str::FromStr;
 
@@ -305,7 +305,7 @@ pub struct LargestRow {
     pub exception: Option<u64>,
     /// Why the search ended early.
     pub failure: Option<String>,
-    /// `true` if recordings of its command with several values have the same requests.
+    /// `true` if runs of its command with several values made the same requests.
     pub has_no_effect: bool,
     /// Why its figures may differ from those on a GPU.
     #[serde(skip_serializing_if = "Vec::is_empty")]
@@ -457,7 +457,7 @@ impl<E: Send> LargestSearch<'_, E> {
         for (row, case) in rows.iter_mut().zip(self.cases) {
             let has_no_effect = |model: &Model| model.of.has_command_of(case) && is_constant(model);
             if let Some(row) = row {
-                row.has_no_effect = models.iter().any(has_no_effect);
+                row.has_no_effect |= models.iter().any(has_no_effect);
             }
         }
         report.curves = self.curves(&models, &rows);
@@ -569,6 +569,7 @@ impl<E: Send> LargestSearch<'_, E> {
         let mut row = self.empty_row(case);
         let mut known = Known::default();
         let mut foretold = None; // a prediction that was right
+        let mut requests = BTreeSet::new(); // of each run
         loop {
             let (low, high) = known.open(values.len());
             if low >= high {
@@ -593,6 +594,7 @@ impl<E: Send> LargestSearch<'_, E> {
             for (index, run) in tried.iter().copied().zip(runs) {
                 let Some(run) = run else { return Ok(None) };
                 Doubt::add(&mut row.doubts, &run.observed.doubts);
+                requests.insert(own_requests(&run.observed));
                 match self.judge(case, &run.observed) {
                     Ok(outcome) => known.0.insert(index, outcome),
                     Err(why) => {
@@ -620,6 +622,7 @@ impl<E: Send> LargestSearch<'_, E> {
             }
         }
         self.fill(&mut row, &known);
+        row.has_no_effect = row.runs > 1 && requests.len() == 1 && !requests.contains(&None);
         Ok(Some((row, base.and_then(|base| peak_at(&known, base)))))
     }
 
@@ -878,6 +881,12 @@ impl<E: Send> LargestSearch<'_, E> {
             .saturating_sub(made.held);
         Some(made.size.saturating_sub(free)).filter(|lacking| *lacking > Bytes::ZERO)
     }
+}
+
+/// The requests to the driver of a program that calls CUDA itself. `None` for a library, whose
+/// requests to the driver do not show those of the program.
+fn own_requests(run: &Observed) -> Option<Vec<Bytes>> {
+    (run.caller == Caller::Program).then(|| run.attempts.iter().map(|made| made.size).collect())
 }
 
 fn peak_at(known: &Known, index: usize) -> Option<Bytes> {

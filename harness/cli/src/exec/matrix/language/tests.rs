@@ -124,6 +124,10 @@ fn each_mistake_has_an_error_with_its_place() {
         ("programs: {}".to_owned(), "the field `programs` is missing"),
         ("programs: [a]".to_owned(), "1:1: `programs` is not a map"),
         ("programs: { a: }".to_owned(), "`a` has no command"),
+        (
+            "programs: &all { a: *all }".to_owned(),
+            "1:21: the alias is part of its own anchor",
+        ),
         ("programs: { a: [] }".to_owned(), "1:16: `a` has no command"),
         (
             "programs: { a: \"a 'b c'\" }".to_owned(),

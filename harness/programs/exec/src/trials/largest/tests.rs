@@ -134,6 +134,24 @@ fn by_trying(case: &LargestCase, values: std::ops::RangeInclusive<u64>) -> Optio
 }
 
 #[test]
+fn a_program_without_recordings_that_ignores_the_value_has_no_effect() {
+    let run = |sizes: &[u64], caller| {
+        let mut run = run_of(&case("one", 4096), sizes);
+        run.observed.caller = caller;
+        run.recorded = None;
+        run
+    };
+    let has_no_effect = |of: &(dyn Fn(u64) -> FirstRun + Sync)| {
+        let (report, _) = search_by("n=1..100", &[case("one", 4096)], |_, value| of(value));
+        assert_eq!(report.rows[0].largest, Some(100));
+        report.rows[0].has_no_effect
+    };
+    assert!(has_no_effect(&|_| run(&[10, 20], Caller::Program)));
+    assert!(!has_no_effect(&|value| run(&[200, value], Caller::Program)));
+    assert!(!has_no_effect(&|_| run(&[10, 20], Caller::Torch)));
+}
+
+#[test]
 fn predictions_find_what_trying_every_value_finds_with_few_runs() {
     let cases = [
         case("one", 4096),

@@ -116,7 +116,9 @@ pub(super) struct Shown<'a> {
 }
 
 /// The interval between two lines about the progress, if standard error is not a terminal.
-const PROGRESS: Duration = Duration::from_secs(10);
+const LINES: Duration = Duration::from_secs(10);
+/// The interval between two messages beside the bar.
+const MESSAGES: Duration = Duration::from_secs(1);
 
 impl Shown<'_> {
     fn say(&self, text: &str) {
@@ -147,15 +149,25 @@ impl Shown<'_> {
         let Ok(mut last) = last.try_lock() else {
             return;
         };
-        if self.bar.is_hidden() && last.elapsed() >= PROGRESS {
-            *last = Instant::now();
+        let period = if self.bar.is_hidden() {
+            LINES
+        } else {
+            MESSAGES
+        };
+        if last.elapsed() < period {
+            return;
+        }
+        *last = Instant::now();
+        let left = format!("about {} more", HumanDuration(self.bar.eta()));
+        if self.bar.is_hidden() {
             let (done, all) = (self.bar.position(), self.bar.length().unwrap_or_default());
             self.say(&format!(
-                "{done} of {} after {}; about {} more",
+                "{done} of {} after {}; {left}",
                 count(all, "run"),
-                elapsed(began.elapsed()),
-                HumanDuration(self.bar.eta())
+                elapsed(began.elapsed())
             ));
+        } else {
+            self.bar.set_message(left);
         }
     }
 

@@ -1506,7 +1506,8 @@ fn a_library_is_asked_only_by_a_process_that_uses_the_gpu_and_for_its_devices(wo
     // The figures of a parent are not those of its child, whose library must not be used.
     for end in ["os._exit(0)", "sys.exit()"] {
         run(&format!(
-            "import jax._src.xla_bridge, os, sys, used\nused.malloc('jax', 1 << 20)\nif os.fork():\n    os.wait()\n\
+            "import jax._src.xla_bridge, os, sys, used\nused.malloc('jax', 1 << 20)\n\
+             if os.fork():\n    os.wait()\n\
              else:\n    jax._src.xla_bridge.backends = lambda: os.abort()\n    {end}"
         ));
         let record = world.record();

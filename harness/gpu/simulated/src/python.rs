@@ -4,8 +4,8 @@
 //! * a hook for Python's audit events, which passes those that change something outside of the
 //!   process to the function of `effects.py`. Others, of which a program has thousands in a second,
 //!   need no Python;
-//! * functions in place of those of C that ours watch. Each calls ours, and then the original as the
-//!   program would.
+//! * functions in place of those of C that ours watch. Each calls ours, and then the original as
+//!   the program would.
 
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::ptr::{null, null_mut};
@@ -98,8 +98,8 @@ impl Python {
     }
 
     /// Calls a function of ours, which the program's trace functions do not see. If the program has
-    /// left too few frames, calls it again with more. Returns `None` if the program's signal handler
-    /// has raised an exception.
+    /// left too few frames, calls it again with more. Returns `None` if the program's signal
+    /// handler has raised an exception.
     ///
     /// # Safety
     /// Python's lock is held, and no exception is raised.

@@ -20,7 +20,7 @@ use harness_report::fleet::{FleetSummary, html, render};
 
 use self::cloud::Cloud;
 use self::place::Place;
-use self::rows::{ROWS, Table};
+use self::rows::{Found, ROWS, Table};
 use self::sources::{Source, Sources};
 use super::browser::Browser;
 use super::error::{CliError, Failures};
@@ -105,7 +105,7 @@ impl Fleet {
             return merge.run();
         }
         let Sources { all, clouds } = Sources::find(&self.paths)?;
-        let found = all.len();
+        let found = Found::by_shard(all.iter().map(|source| &*source.name), self.shard);
         let sources: Vec<Source> = all
             .into_iter()
             .filter(|source| self.shard.is_none_or(|shard| shard.has(&source.name)))

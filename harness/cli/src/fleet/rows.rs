@@ -2,6 +2,7 @@
 //! [`Journal`](crate::journal::Journal) appends each row. At the end the file is replaced by the
 //! rows of this run and a last line that proves that all are there ([`Table`]).
 
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use harness_allocator::hash::{fnv1a, fnv1a_from};
@@ -30,9 +31,36 @@ pub(super) struct Table {
     pub(super) memory: Option<Bytes>,
     /// The version and the options that made the rows.
     pub(super) made_with: String,
-    /// The number of snapshots in all shards when this run began.
-    pub(super) found: usize,
+    /// For a shard: the snapshots of all shards when this run began, by the index of the shard.
+    pub(super) found: BTreeMap<u32, Found>,
     pub(super) rows: Vec<Row>,
+}
+
+/// The snapshots of a shard that a run found.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Found {
+    snapshots: usize,
+    /// The sum of the hashes of their names.
+    names: u64,
+}
+
+impl Found {
+    pub(super) fn by_shard<'a>(
+        names: impl Iterator<Item = &'a str>,
+        shard: Option<Shard>,
+    ) -> BTreeMap<u32, Self> {
+        let mut found = BTreeMap::<u32, Self>::new();
+        let Some(Shard { count, .. }) = shard else {
+            return found;
+        };
+        for name in names {
+            let of_shard = found.entry(Shard::with(name, count).index).or_default();
+            of_shard.snapshots += 1;
+            of_shard.names = of_shard.names.wrapping_add(fnv1a(name.as_bytes()));
+        }
+        found
+    }
 }
 
 /// The last line of a file with all rows.
@@ -49,7 +77,7 @@ struct Complete {
     paths: Vec<String>,
     memory: Option<Bytes>,
     made_with: String,
-    found: usize,
+    found: BTreeMap<u32, Found>,
     rows: usize,
     /// The hash of the lines of the rows, and of this line without its hash.
     hash: String,
@@ -81,13 +109,13 @@ impl Table {
         let Self {
             shard,
             memory,
-            found,
+            ref found,
             ref paths,
             ref made_with,
             ref rows,
         } = *self;
         let mut lines = rows.iter().map(line).collect::<Result<String, _>>()?;
-        let (paths, made_with, hash) = (paths.clone(), made_with.clone(), String::new());
+        let (paths, made_with, found) = (paths.clone(), made_with.clone(), found.clone());
         let complete = Complete {
             shard,
             paths,
@@ -95,7 +123,7 @@ impl Table {
             made_with,
             found,
             rows: rows.len(),
-            hash,
+            hash: String::new(),
         };
         lines += &line(&End::proving(lines.as_bytes(), complete)?)?;
         Ok(lines)
@@ -225,7 +253,7 @@ pub(super) fn merged(folders: &[PathBuf], out: &Path) -> Result<Table, CliError>
         paths,
         memory,
         made_with,
-        found: rows.len(),
+        found: BTreeMap::new(),
         rows,
     })
 }
@@ -257,20 +285,31 @@ fn check_shards(tables: &[Table], first: &Table, others: &[Table]) -> Result<(),
                 "the shards searched different paths: {first}; and {other}"
             )));
         }
-        let found = tables.iter().map(|table| table.found).max();
-        let rows = tables.iter().map(|table| table.rows.len()).sum();
-        if let Some(found) = found.filter(|found| *found > rows) {
-            let message = format!(
-                "rows are missing: a shard found {found} snapshots, and all shards have {rows} rows"
-            );
+        if let Some(shard) = changed_shard(tables) {
             return Err(CliError::input(
-                message,
-                "run the same `harness fleet --shard` commands again: they add the snapshots that \
-                 appeared in between",
+                format!("the rows of shard {shard} are old: another shard found other snapshots"),
+                "run the `harness fleet` command of this shard again: it continues",
             ));
         }
     }
     Ok(())
+}
+
+/// A shard for which another one found other snapshots, unless the shard has more: then they
+/// appeared before its own run.
+fn changed_shard(tables: &[Table]) -> Option<Shard> {
+    let snapshots = |found: Option<&Found>| found.map_or(0, |found| found.snapshots);
+    let is_changed = |table: &&Table, shard: Shard| {
+        let own = table.found.get(&shard.index);
+        let mut others = tables.iter().map(|other| other.found.get(&shard.index));
+        others.any(|seen| seen != own && snapshots(seen) >= snapshots(own))
+    };
+    let mut shards = tables
+        .iter()
+        .filter_map(|table| Some((table, table.shard?)));
+    shards
+        .find(|(table, shard)| is_changed(table, *shard))
+        .map(|(_, shard)| shard)
 }
 
 #[cfg(test)]

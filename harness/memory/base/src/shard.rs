@@ -20,11 +20,17 @@ impl Shard {
     /// Returns whether the name belongs to this shard. Each name belongs to exactly one shard of a
     /// count.
     pub fn has(self, name: &str) -> bool {
+        Self::with(name, self.count) == self
+    }
+
+    /// The shard of this count to which the name belongs.
+    pub fn with(name: &str, count: u32) -> Self {
         // The mixer spreads the low bits, in which equal pairs of digits cancel, as in
         // `rank3-gpu3`.
         let mut mixer = Mixer::default();
         mixer.write_u64(fnv1a(name.as_bytes()));
-        mixer.finish() % u64::from(self.count.max(1)) + 1 == u64::from(self.index)
+        let index = (mixer.finish() % u64::from(count.max(1))) as u32 + 1;
+        Self { index, count }
     }
 }
 

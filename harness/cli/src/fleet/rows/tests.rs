@@ -14,7 +14,7 @@ fn table(shard: Option<Shard>, files: &[&str]) -> Table {
         paths: vec!["jobs".to_owned()],
         memory: Some(Bytes(1 << 30)),
         made_with: "0.1.0".to_owned(),
-        found: 3,
+        found: BTreeMap::new(),
         rows: files.iter().map(row).collect(),
     }
 }
@@ -62,6 +62,15 @@ fn shards_of_other_runs_and_missing_or_repeated_shards_are_refused() {
         change(&mut other);
         other
     };
+    // As if shard 1 of 2 had found these snapshots, and shard 2 always the same.
+    let finding = |table: &Table, names: &[&str]| {
+        let [of_first, of_second] = [names, &["c"]]
+            .map(|names| Found::by_shard(names.iter().copied(), shard(1, 1))[&1].clone());
+        Table {
+            found: BTreeMap::from([(1, of_first), (2, of_second)]),
+            ..table.clone()
+        }
+    };
     for (tables, why) in [
         (vec![first.clone()], "missing: shard 2/2"),
         (
@@ -91,16 +100,19 @@ fn shards_of_other_runs_and_missing_or_repeated_shards_are_refused() {
             "different versions or options made the rows: 0.1.0; and 0.2.0",
         ),
         (
-            vec![first.clone(), other(|table| table.found = 4)],
-            "a shard found 4 snapshots, and all shards have 3 rows",
+            vec![finding(&first, &["a", "b"]), finding(&second, &["a", "n"])],
+            "the rows of shard 1/2 are old: another shard found other snapshots",
+        ),
+        (
+            vec![finding(&first, &["a"]), finding(&second, &["a", "b"])],
+            "the rows of shard 1/2 are old",
         ),
     ] {
         let error = merge(&tables).expect_err(why);
         assert!(error.contains(why), "{error}");
     }
-    let fewer = other(|table| table.found = 2);
     assert!(
-        merge(&[first, fewer]).is_ok(),
+        merge(&[finding(&first, &["a", "b"]), finding(&second, &["a"])]).is_ok(),
         "a snapshot that appeared in between has its row"
     );
     let mut changed = table(None, &["a"]);

@@ -1,5 +1,5 @@
 // The real allocators of TensorFlow and RMM as shared libraries that `harness bench` times beside ours: one of BFC, POOL, ARENA and BINNING is defined.
-// Memory comes from the CUDA driver. The events of RMM do nothing, so their time does not count.
+// Memory comes from the CUDA driver. RMM's events do nothing, so they take no time.
 #include <cstddef>
 #include <cstdint>
 #include <cstdlib>

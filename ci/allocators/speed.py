@@ -4,8 +4,8 @@
 
 HARNESS is the program, built with the profile `dist`; else target/dist/harness. Needs what record.py needs, and the time BUDGET (60s).
 
-Each real allocator is a library that speed.cpp makes, and one arm of a suite. Its process measures the time of its functions alone. RMM's events do nothing
-there, so ours also take the time of theirs."""
+Each real allocator is a library that speed.cpp makes, and one arm of a suite. Its process measures the time of its functions alone. RMM's events take no
+time there, but those of our allocators do."""
 import json
 import os
 import subprocess

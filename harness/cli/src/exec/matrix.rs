@@ -100,7 +100,7 @@ impl MatrixOptions {
 fn launcher(words: &str) -> Result<String, &'static str> {
     match words {
         _ if words.contains(['\'', '"', '\\']) => {
-            Err("words with quotes are not split: write a script that starts its arguments")
+            Err("quotes are not understood: write a script that runs its arguments")
         }
         _ if words.trim().is_empty() => Err("expected a command, as in `srun -n1`"),
         _ => Ok(words.to_owned()),

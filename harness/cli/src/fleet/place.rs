@@ -10,7 +10,7 @@ use super::rows::ROWS;
 use crate::error::CliError;
 use crate::journal;
 
-/// A machine that is lost loses the rows of this time, and of one upload.
+/// A lost machine loses at most the rows of this time and of one upload.
 const UPLOAD_EVERY: Duration = Duration::from_secs(10);
 
 /// A folder, or the local copy of one in a store.
@@ -27,7 +27,8 @@ struct Store {
 }
 
 impl Place {
-    /// Creates the folder. That of a store has its rows, and fails if they cannot be written.
+    /// Creates the folder. For a store it is a local copy with the store's rows. Fails if the store
+    /// does not accept them.
     pub(super) fn open(out: &Path) -> Result<Self, CliError> {
         let Some(url) = cloud::url(out) else {
             fs::create_dir_all(out).map_err(CliError::unwritten(out))?;

@@ -287,7 +287,7 @@ fn check_shards(tables: &[Table], first: &Table, others: &[Table]) -> Result<(),
         }
         if let Some(shard) = changed_shard(tables) {
             return Err(CliError::input(
-                format!("the rows of shard {shard} are old: another shard found other snapshots"),
+                format!("the rows of shard {shard} are old: another shard found others there"),
                 "run the `harness fleet` command of this shard again: it continues",
             ));
         }
@@ -295,8 +295,8 @@ fn check_shards(tables: &[Table], first: &Table, others: &[Table]) -> Result<(),
     Ok(())
 }
 
-/// A shard for which another one found other snapshots, unless the shard has more: then they
-/// appeared before its own run.
+/// Returns a shard for which another shard found other snapshots. If the shard itself found more,
+/// they appeared before its own run, so it has their rows.
 fn changed_shard(tables: &[Table]) -> Option<Shard> {
     let snapshots = |found: Option<&Found>| found.map_or(0, |found| found.snapshots);
     let is_changed = |table: &&Table, shard: Shard| {

@@ -229,7 +229,8 @@ def begin(path):
 
 
 def _for_library(ours, failed):
-    """Returns a function of ours that the library calls, as it calls the one that this returns. If it fails, it returns what `failed` returns for the exception."""
+    """Guards a function of ours that the library calls, and the function that it may return. If ours fails, the library gets what `failed` returns for the
+    exception."""
     ends, entry_of = _ends, entry  # As in `entry`.
 
     def guarded(*args, **kwargs):
@@ -247,8 +248,8 @@ def _for_library(ours, failed):
 
 
 def _function_of_c(function, ours):
-    """A function of C that calls ours and then the given one, for which the program takes it: it needs no frame, becomes no method of classes that have it as
-    an attribute, and pickles by its name. None if the library has no more."""
+    """Returns a function of C that calls ours, then the given one. To the program it is the given one: it needs no frame, becomes no method of classes that
+    have it as an attribute, and pickles by its name. None if the library has no more such functions."""
     if not _library:
         return None
     import ctypes

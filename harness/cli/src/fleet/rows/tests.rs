@@ -101,7 +101,7 @@ fn shards_of_other_runs_and_missing_or_repeated_shards_are_refused() {
         ),
         (
             vec![finding(&first, &["a", "b"]), finding(&second, &["a", "n"])],
-            "the rows of shard 1/2 are old: another shard found other snapshots",
+            "the rows of shard 1/2 are old: another shard found others there",
         ),
         (
             vec![finding(&first, &["a"]), finding(&second, &["a", "b"])],

@@ -46,9 +46,11 @@ use std::collections::BTreeMap;
 use serde::Deserialize;
 
 use super::bfc_growth::Growth;
+use super::blocks::CHUNK_UNIT;
+use super::ids::BlockId;
 use super::ort_arena::OrtArenaConfig;
 use super::pending::{Events, PendingFrees};
-use super::regions::{self, CHUNK_UNIT, ChunkId, Placement, Regions};
+use super::regions::{self, Placement, Regions};
 use super::xla_bfc::XlaBfcConfig;
 use super::{Allocation, Allocator, AllocatorError, Request, answered_by};
 use crate::device::{Device, DeviceError, DevicePtr, EventId, StreamId};
@@ -196,7 +198,7 @@ pub struct BfcAllocator {
     /// The region that [`Allocator::empty_cache`] keeps.
     kept: Option<DevicePtr>,
     /// Chunks that were freed while other streams used them.
-    pending: PendingFrees<ChunkId>,
+    pending: PendingFrees<BlockId>,
     frontiers: BTreeMap<StreamId, Frontier>,
     events: Events,
 }
@@ -237,7 +239,7 @@ impl BfcAllocator {
         device: &mut dyn Device,
         request: Request,
         size: u64,
-    ) -> Result<ChunkId, AllocatorError> {
+    ) -> Result<BlockId, AllocatorError> {
         if let Some(chunk) = self.take_from_other_streams(device, request.stream, size)? {
             return Ok(chunk);
         }
@@ -245,9 +247,9 @@ impl BfcAllocator {
             Ok(chunk) => return Ok(chunk),
             Err(refused) => refused,
         };
-        self.regions.stats.num_alloc_retries += 1;
+        self.regions.counters.num_alloc_retries += 1;
         self.wait_for_all(device, request.stream)?;
-        if let Some(chunk) = self.regions.best_fit(request.stream, size) {
+        if let Some(chunk) = self.regions.fit(request.stream, size) {
             return Ok(chunk);
         }
         if self.collect_garbage(device, size)? {
@@ -266,11 +268,11 @@ impl BfcAllocator {
         device: &mut dyn Device,
         stream: StreamId,
         size: u64,
-    ) -> Result<Option<ChunkId>, DeviceError> {
+    ) -> Result<Option<BlockId>, DeviceError> {
         let others = self.regions.other_streams(stream);
         for &other in &others {
             self.regions.take_over(other, stream, 0);
-            if let Some(chunk) = self.regions.best_fit(stream, size) {
+            if let Some(chunk) = self.regions.fit(stream, size) {
                 return Ok(Some(chunk));
             }
         }
@@ -280,7 +282,7 @@ impl BfcAllocator {
                 && let Some(covers) = self.frontier_passed(device, other)?
             {
                 self.regions.take_over(other, stream, covers);
-                if let Some(chunk) = self.regions.best_fit(stream, size) {
+                if let Some(chunk) = self.regions.fit(stream, size) {
                     return Ok(Some(chunk));
                 }
             }
@@ -322,7 +324,7 @@ impl BfcAllocator {
         device: &mut dyn Device,
         stream: StreamId,
         size: u64,
-    ) -> Result<Result<ChunkId, u64>, DeviceError> {
+    ) -> Result<Result<BlockId, u64>, DeviceError> {
         let limit = self.limit(device).0;
         let available = limit.saturating_sub(self.regions.reserved()) / CHUNK_UNIT.0 * CHUNK_UNIT.0;
         if size > available {
@@ -437,7 +439,7 @@ impl Allocator for BfcAllocator {
         if !self.pending.is_empty() {
             self.regions.poll(&mut self.pending, device)?;
         }
-        let chunk = match self.regions.best_fit(request.stream, size) {
+        let chunk = match self.regions.fit(request.stream, size) {
             Some(chunk) => chunk,
             None => self.find(device, request, size)?,
         };
@@ -471,7 +473,8 @@ impl Allocator for BfcAllocator {
             self.regions.wait_for(&mut self.pending, device)?;
         }
         let kept = self.kept;
-        (self.regions).release_except(device, 0, |chunk| kept == Some(DevicePtr(chunk.address)))?;
+        (self.regions)
+            .release_except(device, 0, |chunk, _| kept == Some(DevicePtr(chunk.address)))?;
         if let Library::OnnxRuntime(config) = &self.rules {
             self.next_region = Some(config.initial_growth_chunk_size_bytes.0);
         }

@@ -1,6 +1,6 @@
 //! The next region of a best-fit-with-coalescing allocator: [`Growth`].
 
-use super::regions::CHUNK_UNIT;
+use super::blocks::CHUNK_UNIT;
 
 /// The size of a region to request from the driver, and the planned size of the one after it.
 pub(super) struct Growth {

@@ -29,8 +29,9 @@
 
 use serde::Deserialize;
 
+use super::ids::BlockId;
 use super::pending::PendingFrees;
-use super::regions::{self, ChunkId, Regions};
+use super::regions::{self, Regions};
 use super::{Allocation, Allocator, AllocatorError, Request, answered_by};
 use crate::device::{Device, DeviceError, DevicePtr, StreamId};
 use crate::units::Bytes;
@@ -52,7 +53,7 @@ pub struct CupyPool {
     /// The chunk that the next request takes if it is one of the best fits.
     chosen: Option<DevicePtr>,
     /// Chunks that were freed while other streams used them.
-    pending: PendingFrees<ChunkId>,
+    pending: PendingFrees<BlockId>,
 }
 
 impl CupyPool {
@@ -75,7 +76,7 @@ impl CupyPool {
         device: &mut dyn Device,
         request: Request,
         size: u64,
-    ) -> Result<ChunkId, AllocatorError> {
+    ) -> Result<BlockId, AllocatorError> {
         if self.limit().is_some_and(|limit| limit < size) {
             return Err(self.out_of_memory(device, request, size));
         }
@@ -128,11 +129,11 @@ impl CupyPool {
         device: &mut dyn Device,
         stream: StreamId,
         size: u64,
-    ) -> Result<Option<ChunkId>, DeviceError> {
-        self.regions.stats.num_alloc_retries += 1;
+    ) -> Result<Option<BlockId>, DeviceError> {
+        self.regions.counters.num_alloc_retries += 1;
         if !self.pending.is_empty() {
             self.regions.wait_for(&mut self.pending, device)?;
-            if let Some(chunk) = self.regions.best_fit(stream, size) {
+            if let Some(chunk) = self.regions.fit(stream, size) {
                 return Ok(Some(chunk));
             }
         }
@@ -159,7 +160,7 @@ impl Allocator for CupyPool {
         if !self.pending.is_empty() {
             self.regions.poll(&mut self.pending, device)?;
         }
-        let chunk = match self.regions.best_fit(request.stream, size) {
+        let chunk = match self.regions.fit(request.stream, size) {
             Some(best) => chosen
                 .and_then(|address| self.regions.equal_fit(best, address))
                 .unwrap_or(best),

@@ -99,6 +99,14 @@ impl LiveAllocations {
             .map(|(&start, &slot)| (start, slot))
     }
 
+    pub(super) const fn stats(&self) -> MemoryStats {
+        self.stats
+    }
+
+    pub(super) fn reset_peaks(&mut self) {
+        self.stats.reset_peaks();
+    }
+
     pub(super) fn snapshot(&self) -> Vec<SegmentInfo> {
         self.by_address
             .values()

@@ -9,10 +9,16 @@
 pub mod async_pool;
 pub mod bfc;
 mod bfc_growth;
+mod bins;
+mod blocks;
 pub mod caching;
+mod counters;
 pub mod cupy_pool;
 pub mod direct;
+mod free_index;
+mod ids;
 pub mod library;
+mod lists;
 mod live;
 pub mod ort_arena;
 mod pending;
@@ -55,11 +61,11 @@ macro_rules! counted_by {
         }
 
         fn reset_peaks(&mut self) {
-            self.$($table).+.stats.reset_peaks();
+            self.$($table).+.reset_peaks();
         }
 
         fn stats(&self) -> $crate::stats::MemoryStats {
-            self.$($table).+.stats
+            self.$($table).+.stats()
         }
 
         fn snapshot(&self) -> Vec<$crate::stats::SegmentInfo> {

@@ -27,7 +27,7 @@
 //! * The memory fraction is a limit too.
 
 use super::bfc_growth::Growth;
-use super::regions::CHUNK_UNIT;
+use super::blocks::CHUNK_UNIT;
 use crate::units::Bytes;
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

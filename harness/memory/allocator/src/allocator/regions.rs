@@ -1,30 +1,27 @@
-//! Regions of device memory that are cut into chunks, for all best-fit allocators. Each of them
-//! decides when to cut, when to take from another stream and when to call the driver. This module
-//! has the structure and its counters.
+//! Regions of device memory that are cut into chunks, for all allocators that model other libraries
+//! than PyTorch. Each of them decides when to cut, when to take from another stream and when to
+//! call the driver. This module has the structure and its counters.
 //!
-//! A *region* is one driver allocation, a chain of *chunks* without gaps. Free chunks have one
-//! order: by list, then size, then address. Most allocators have one list per stream
-//! ([`FreeList`]). So the first large enough chunk of a stream is the best fit, and the lowest of
-//! equal ones: one search, logarithmic in the free chunks. Neighbors in the same list are always
-//! merged. Neighbors in different lists stay separate until one list takes over the other's chunks.
+//! A *region* is one driver allocation, a chain of *chunks* without gaps: the segments and blocks
+//! of [`super::blocks`]. Free chunks are in lists ([`super::lists`]), most of them in one list for
+//! each stream. There the best fit is the smallest chunk that is large enough, and of equal ones
+//! the lowest or the highest ([`Placement`]). Neighbors in the same list are always merged.
+//! Neighbors in different lists stay separate until one list takes over the other's chunks.
 //!
 //! A region serves requests of all sizes and streams, so all regions count in the large pool.
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::{
-    Allocation, AllocatorError, Handle, OomCause, Request,
-    live::out_of_memory,
-    pending::{PendingFrees, if_exists},
-    slab::Slab,
-};
-use crate::device::{Device, DeviceError, DevicePtr, MemoryRange, StreamId};
-use crate::stats::{BlockInfo, BlockState, MemoryStats, PoolKind, SegmentInfo};
+use super::blocks::{Block, Blocks, State, StreamPoolLabel, TieOrder};
+use super::counters::Counters;
+use super::ids::{BlockId, StreamPoolId};
+use super::lists::{FreeList, Lists};
+use super::live::out_of_memory;
+use super::pending::{PendingFrees, if_exists};
+use super::{Allocation, AllocatorError, Handle, OomCause, Request};
+use crate::device::{CallSite, Device, DeviceError, DevicePtr, MemoryRange, StreamId};
+use crate::stats::{MemoryStats, PoolKind, SegmentInfo};
 use crate::units::Bytes;
-
-/// The unit of chunk sizes and addresses: CUDA's guaranteed alignment, and that of most modeled
-/// allocators (`kMinAllocationSize` of TensorFlow, `CUDA_ALLOCATION_ALIGNMENT` of RMM).
-pub(super) const CHUNK_UNIT: Bytes = Bytes(256);
 
 /// Rounds a request up to whole units.
 /// Fails with [`AllocatorError::TooLarge`] if the result exceeds 64 bits.
@@ -46,102 +43,6 @@ pub(super) fn rounded(
 
 const POOL: PoolKind = PoolKind::Large;
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) struct ChunkId(u32);
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) enum FreeList {
-    /// The chunks that a stream may reuse without a wait.
-    Stream(StreamId),
-    /// The blocks of a bin that a stream may reuse without a wait. They have one size, never merge,
-    /// and leave the list in the order of their frees.
-    Bin(usize, StreamId),
-    /// The chunks of the superblock at this address, and the stream whose arena has it. The global
-    /// arena has the others.
-    Superblock(u64, Option<StreamId>),
-}
-
-impl From<StreamId> for FreeList {
-    fn from(stream: StreamId) -> Self {
-        Self::Stream(stream)
-    }
-}
-
-impl FreeList {
-    /// The stream that may reuse its chunks.
-    pub(super) fn stream(self) -> StreamId {
-        match self {
-            Self::Stream(stream) | Self::Bin(_, stream) => stream,
-            Self::Superblock(_, owner) => owner.unwrap_or(StreamId::DEFAULT),
-        }
-    }
-
-    /// The list of the same kind for a chunk that this stream frees.
-    pub(super) const fn of(self, stream: StreamId) -> Self {
-        match self {
-            Self::Stream(_) => Self::Stream(stream),
-            Self::Bin(bin, _) => Self::Bin(bin, stream),
-            Self::Superblock(..) => self,
-        }
-    }
-
-    const fn merges(self) -> bool {
-        !matches!(self, Self::Bin(..))
-    }
-}
-
-#[derive(Clone, Debug)]
-pub(super) struct Chunk {
-    pub(super) address: u64,
-    pub(super) size: u64,
-    requested: u64,
-    pub(super) state: BlockState,
-    pub(super) stream: StreamId,
-    /// The list that it is in, or that it joins when it becomes free.
-    pub(super) list: FreeList,
-    /// The number of frees before its own free. 0 for a chunk that was never used, or not since
-    /// another stream took it over.
-    freed_at: u64,
-    previous: Option<ChunkId>,
-    next: Option<ChunkId>,
-}
-
-impl Chunk {
-    const fn is_split(&self) -> bool {
-        self.previous.is_some() || self.next.is_some()
-    }
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-struct FreeChunk {
-    list: FreeList,
-    size: u64,
-    /// [`Chunk::freed_at`] in a bin, else 0.
-    freed_at: u64,
-    address: u64,
-    id: ChunkId,
-}
-
-impl FreeChunk {
-    /// The first possible chunk of this size in the list.
-    const fn first(list: FreeList, size: u64) -> Self {
-        Self {
-            list,
-            size,
-            freed_at: 0,
-            address: 0,
-            id: ChunkId(0),
-        }
-    }
-}
-
-#[derive(Clone, Copy, Debug)]
-struct Region {
-    size: u64,
-    /// The slot of its first chunk, which never changes.
-    first: ChunkId,
-}
-
 /// Where a request lies in the memory that is free.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) enum Placement {
@@ -153,31 +54,32 @@ pub(super) enum Placement {
     High,
 }
 
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct Regions {
     placement: Placement,
-    chunks: Slab<Chunk>,
-    by_address: BTreeMap<u64, Region>,
-    free: BTreeSet<FreeChunk>,
+    blocks: Blocks,
+    lists: Lists,
     /// The other streams that use a chunk.
-    uses: BTreeMap<ChunkId, BTreeSet<StreamId>>,
-    /// The number of chunks that became free so far: the clock of [`Chunk::freed_at`].
+    uses: BTreeMap<BlockId, BTreeSet<StreamId>>,
+    /// The number of chunks that became free so far: the clock of [`Blocks::free_since`]. That is 0
+    /// for a chunk that was never used, or not since another stream took it over.
     frees: u64,
-    pub(super) stats: MemoryStats,
+    pub(super) counters: Counters,
     /// The limit of the memory fraction.
     pub(super) limit: Option<Bytes>,
 }
 
-impl std::ops::Index<ChunkId> for Regions {
-    type Output = Chunk;
-    fn index(&self, id: ChunkId) -> &Chunk {
-        &self.chunks[id.0]
+impl Default for Regions {
+    fn default() -> Self {
+        Self::with_placement(Placement::default())
     }
 }
 
-impl std::ops::IndexMut<ChunkId> for Regions {
-    fn index_mut(&mut self, id: ChunkId) -> &mut Chunk {
-        &mut self.chunks[id.0]
+impl std::ops::Index<BlockId> for Regions {
+    type Output = Block;
+    #[inline]
+    fn index(&self, id: BlockId) -> &Block {
+        &self.blocks[id]
     }
 }
 
@@ -185,102 +87,121 @@ impl Regions {
     pub(super) fn with_placement(placement: Placement) -> Self {
         Self {
             placement,
-            ..Self::default()
+            blocks: Blocks::new(TieOrder::Address),
+            lists: Lists::default(),
+            uses: BTreeMap::new(),
+            frees: 0,
+            counters: Counters::default(),
+            limit: None,
         }
     }
 
-    /// The smallest free chunk of at least `size` in the list, by the rules of [`Placement`].
-    /// Logarithmic in free chunks; for [`Placement::High`] linear in regions too.
-    pub(super) fn best_fit(&self, list: impl Into<FreeList>, size: u64) -> Option<ChunkId> {
-        let list = list.into();
+    /// The list that a chunk is in, or that it joins when it becomes free.
+    pub(super) fn list(&self, id: BlockId) -> FreeList {
+        self.lists.key(self.blocks[id].stream_pool)
+    }
+
+    /// Changes the list of a chunk that is not free.
+    pub(super) fn set_list(&mut self, id: BlockId, list: FreeList) {
+        self.blocks[id].stream_pool = self.lists.get(list);
+    }
+
+    /// The first free chunk of at least `size` bytes (not zero) in the order of the list. For a
+    /// stream that is the best fit by the rules of [`Placement`].
+    #[inline(always)]
+    pub(super) fn fit(&mut self, list: impl Into<FreeList>, size: u64) -> Option<BlockId> {
+        let list = self.lists.find(list.into())?;
+        let first = self.lists.fit(list, &self.blocks, size)?;
         match self.placement {
-            Placement::Low => self.fitting(list, size).next().map(|chunk| chunk.id),
-            Placement::High => self
-                .best_fit_above_gaps(self.fitting(list, size))
-                .or_else(|| self.fitting(list, size).next().map(|chunk| chunk.id)),
+            Placement::Low => Some(first),
+            Placement::High => Some(self.fit_above_gap(first, size)),
         }
     }
 
-    /// The lowest free chunk of at least `size` in the list. Linear in the chunks of that size.
-    pub(super) fn first_fit(&self, list: FreeList, size: u64) -> Option<ChunkId> {
-        self.fitting(list, size)
-            .min_by_key(|chunk| chunk.address)
-            .map(|chunk| chunk.id)
+    /// The first chunk from `first` on that has a chunk below it in its region, or else `first`.
+    /// Linear in regions.
+    fn fit_above_gap(&mut self, first: BlockId, size: u64) -> BlockId {
+        let (mut found, mut gaps) = (Some(first), Vec::new());
+        while let Some(gap) = found
+            && self.blocks[gap].previous.is_none()
+        {
+            gaps.push(gap);
+            self.lists.take(&mut self.blocks, gap);
+            let list = self.blocks[gap].stream_pool;
+            found = self.lists.fit(list, &self.blocks, size);
+        }
+        for gap in gaps {
+            self.lists.insert(&mut self.blocks, gap);
+        }
+        found.unwrap_or(first)
     }
 
-    /// The free chunks of at least `size` in the list, the smallest first.
-    fn fitting(&self, list: FreeList, size: u64) -> impl Iterator<Item = &FreeChunk> {
-        self.free
-            .range(FreeChunk::first(list, size)..)
-            .take_while(move |chunk| chunk.list == list)
-    }
-
-    /// The highest of the smallest chunks that have a chunk below them in their region.
-    fn best_fit_above_gaps<'a>(
-        &self,
-        mut fitting: impl Iterator<Item = &'a FreeChunk>,
-    ) -> Option<ChunkId> {
-        let is_above = |chunk: &&FreeChunk| self[chunk.id].previous.is_some();
-        let smallest = fitting.find(is_above)?;
-        let last = FreeChunk {
-            address: u64::MAX,
-            id: ChunkId(u32::MAX),
-            ..*smallest
-        };
-        let equal = self.free.range(*smallest..=last);
-        equal.rev().find(is_above).map(|chunk| chunk.id)
+    /// Whether the first free chunk of the list has this size.
+    pub(super) fn starts_with(&mut self, list: FreeList, size: u64) -> bool {
+        self.fit(list, 1)
+            .is_some_and(|first| self.blocks[first].size == size)
     }
 
     /// The free chunk at an address, if it fits as well as the best one: same list and size.
-    /// Logarithmic in free chunks.
-    pub(super) fn equal_fit(&self, best: ChunkId, address: DevicePtr) -> Option<ChunkId> {
-        let Chunk { list, size, .. } = self[best];
-        let from = FreeChunk {
-            address: address.0,
-            ..FreeChunk::first(list, size)
+    /// Linear in the chunks of its region.
+    pub(super) fn equal_fit(&self, best: BlockId, address: DevicePtr) -> Option<BlockId> {
+        let kind = |id: BlockId| {
+            let block = &self.blocks[id];
+            (block.state, block.stream_pool, block.size)
         };
-        let found = self.free.range(from..).next()?;
-        ((found.list, found.size, found.address) == (list, size, address.0)).then_some(found.id)
+        let found = self.blocks.at(address.0)?;
+        (kind(found) == kind(best)).then_some(found)
     }
 
     /// Allocates a free chunk, cut to `size`. The rest stays in the chunk's list.
-    /// Logarithmic in free chunks.
-    pub(super) fn hand_out(&mut self, id: ChunkId, request: Request, size: u64) -> Allocation {
-        self.take_out(id);
-        let whole = self[id].size;
-        let id = match self.placement {
-            _ if size == whole => id,
-            Placement::Low => {
-                let rest = self.cut(id, size);
-                self.put_in(rest);
-                id
+    #[inline(always)]
+    pub(super) fn hand_out(&mut self, id: BlockId, request: Request, size: u64) -> Allocation {
+        self.lists.take(&mut self.blocks, id);
+        let Block {
+            size: whole,
+            stream_pool,
+            ..
+        } = self.blocks[id];
+        let was_piece = self.blocks[id].is_split();
+        let id = if size == whole {
+            if was_piece {
+                self.counters.pieces_are_gone(POOL, 1, whole);
             }
-            Placement::High => {
-                let taken = self.cut(id, whole - size);
-                self.put_in(id);
-                taken
-            }
+            id
+        } else {
+            self.counters
+                .piece_was_cut(POOL, was_piece, size, whole - size);
+            let (taken, rest) = match self.placement {
+                Placement::Low => (id, self.cut(id, size)),
+                Placement::High => (self.cut(id, whole - size), id),
+            };
+            self.insert(rest);
+            taken
         };
-        let chunk = &mut self[id];
-        chunk.state = BlockState::Allocated;
-        chunk.requested = request.size.0;
-        chunk.stream = request.stream;
-        chunk.list = chunk.list.of(request.stream);
-        let range = MemoryRange::new(DevicePtr(chunk.address), Bytes(chunk.size));
-        self.stats.allocation.increase(POOL, 1);
-        self.stats.allocated_bytes.increase(POOL, range.len.0);
-        self.stats.active.increase(POOL, 1);
-        self.stats.active_bytes.increase(POOL, range.len.0);
-        self.stats.requested_bytes.increase(POOL, request.size.0);
+        let list = self.lists.key(stream_pool).of(request.stream);
+        let stream_pool = self.lists.get(list);
+        let block = &mut self.blocks[id];
+        block.state = State::Allocated;
+        block.requested = request.size.0;
+        block.stream_pool = stream_pool;
+        let range = MemoryRange::new(DevicePtr(block.address), Bytes(size));
+        self.counters.handed_out(POOL, size, request.size.0);
         Allocation::new(range, request, Handle::new(id.0))
     }
 
     /// Fails with [`DeviceError::InvalidFree`] for a foreign allocation.
-    pub(super) fn chunk_of(&self, allocation: &Allocation) -> Result<ChunkId, DeviceError> {
-        let is_ours = |chunk: &Chunk| {
-            chunk.address == allocation.ptr().0 && chunk.state == BlockState::Allocated
-        };
-        self.chunks.slot_of(allocation, is_ours).map(ChunkId)
+    #[inline(always)]
+    pub(super) fn chunk_of(&self, allocation: &Allocation) -> Result<BlockId, DeviceError> {
+        let slot = allocation.handle().slot();
+        let is_ours =
+            |block: &&Block| block.address == allocation.ptr().0 && block.state == State::Allocated;
+        match self.blocks.get(slot as usize).filter(is_ours) {
+            Some(_) => Ok(BlockId(slot)),
+            None => Err(DeviceError::InvalidFree {
+                ptr: allocation.ptr(),
+                place: CallSite::default(),
+            }),
+        }
     }
 
     /// Records that another stream uses an allocation. Ignores the null allocation.
@@ -295,42 +216,57 @@ impl Regions {
         }
         let chunk = self.chunk_of(allocation)?;
         if stream != allocation.stream() {
+            self.blocks[chunk].shared = true;
             self.uses.entry(chunk).or_default().insert(stream);
         }
         Ok(())
     }
 
-    /// Begins the free of a chunk and returns the other streams that use it. It stays active until
-    /// [`Regions::complete_free`].
-    pub(super) fn begin_free(&mut self, id: ChunkId) -> BTreeSet<StreamId> {
-        let chunk = &mut self[id];
-        chunk.state = BlockState::PendingFree;
-        let size = chunk.size;
-        self.stats.allocation.decrease(POOL, 1);
-        self.stats.allocated_bytes.decrease(POOL, size);
-        self.uses.remove(&id).unwrap_or_default()
+    /// Begins the free of a chunk and returns the other streams that use it.
+    /// [`Regions::complete_free`] or [`Regions::postpone_free`] follows.
+    #[inline]
+    pub(super) fn begin_free(&mut self, id: BlockId) -> BTreeSet<StreamId> {
+        match std::mem::take(&mut self.blocks[id].shared) {
+            true => self.uses.remove(&id).unwrap_or_default(),
+            false => BTreeSet::new(),
+        }
+    }
+
+    /// Marks a chunk as freed that stays active until [`Regions::complete_free`].
+    pub(super) fn postpone_free(&mut self, id: BlockId) {
+        let block = &mut self.blocks[id];
+        if block.state == State::Allocated {
+            block.state = State::PendingFree;
+            self.counters.free_is_pending(POOL, block.size);
+        }
     }
 
     /// Completes the free of a chunk that only work in flight on its own stream may still use.
-    /// Logarithmic in free chunks.
-    pub(super) fn complete_free(&mut self, id: ChunkId) {
+    /// Returns the free chunk, which it may have merged with its neighbors.
+    #[inline(always)]
+    pub(super) fn complete_free(&mut self, id: BlockId) -> BlockId {
+        let Block {
+            size,
+            requested,
+            state,
+            ..
+        } = self.blocks[id];
+        if state == State::PendingFree {
+            self.counters.pending_free_is_done(POOL, size, requested);
+        } else {
+            self.counters.freed(POOL, size, requested);
+        }
         self.frees += 1;
-        let frees = self.frees;
-        let chunk = &mut self[id];
-        chunk.state = BlockState::Inactive;
-        chunk.freed_at = frees;
-        let (size, requested) = (chunk.size, chunk.requested);
-        self.stats.active.decrease(POOL, 1);
-        self.stats.active_bytes.decrease(POOL, size);
-        self.stats.requested_bytes.decrease(POOL, requested);
-        self.merge(id);
+        self.blocks.set_free_since(id, self.frees);
+        self.merge(id)
     }
 
     /// Frees an allocation, or adds it to the pending frees if other streams use it. Ignores the
     /// null allocation. Fails like [`Regions::chunk_of`].
+    #[inline]
     pub(super) fn free(
         &mut self,
-        pending: &mut PendingFrees<ChunkId>,
+        pending: &mut PendingFrees<BlockId>,
         device: &mut dyn Device,
         allocation: Allocation,
     ) -> Result<(), DeviceError> {
@@ -338,71 +274,62 @@ impl Regions {
             return Ok(());
         }
         let chunk = self.chunk_of(&allocation)?;
-        let streams = self.begin_free(chunk);
-        if streams.is_empty() || !pending.add(device, chunk, streams)? {
-            self.complete_free(chunk);
+        if self.blocks[chunk].shared {
+            let streams = self.begin_free(chunk);
+            self.postpone_free(chunk);
+            if pending.add(device, chunk, streams)? {
+                return Ok(());
+            }
         }
+        self.complete_free(chunk);
         Ok(())
     }
 
     /// Finishes the frees whose events are complete.
     pub(super) fn poll(
         &mut self,
-        pending: &mut PendingFrees<ChunkId>,
+        pending: &mut PendingFrees<BlockId>,
         device: &mut dyn Device,
     ) -> Result<(), DeviceError> {
         let (done, polled) = pending.poll(device);
-        done.into_iter().for_each(|chunk| self.complete_free(chunk));
+        for chunk in done {
+            self.complete_free(chunk);
+        }
         polled
     }
 
     /// Waits for the events of all pending frees and finishes those frees.
     pub(super) fn wait_for(
         &mut self,
-        pending: &mut PendingFrees<ChunkId>,
+        pending: &mut PendingFrees<BlockId>,
         device: &mut dyn Device,
     ) -> Result<(), DeviceError> {
-        self.stats.num_sync_all_streams += 1;
+        self.counters.num_sync_all_streams += 1;
         let (done, waited) = pending.wait_for(device, |_| true);
-        done.into_iter().for_each(|chunk| self.complete_free(chunk));
+        for chunk in done {
+            self.complete_free(chunk);
+        }
         waited
     }
 
-    /// Returns true if the stream has free chunks. Logarithmic in free chunks.
-    pub(super) fn has_free(&self, stream: StreamId) -> bool {
-        self.best_fit(stream, 0).is_some()
+    pub(super) fn has_free(&mut self, stream: StreamId) -> bool {
+        self.fit(stream, 1).is_some()
     }
 
     pub(super) const fn frees(&self) -> u64 {
         self.frees
     }
 
-    /// The streams with free chunks, except one. Logarithmic in free chunks for each.
+    /// The streams with free chunks, except one.
     pub(super) fn other_streams(&self, than: StreamId) -> Vec<StreamId> {
-        let mut streams = Vec::new();
-        let mut from = StreamId(0);
-        while let Some(chunk) = (self.free)
-            .range(FreeChunk::first(FreeList::Stream(from), 0)..)
-            .next()
-        {
-            let FreeList::Stream(stream) = chunk.list else {
-                break;
-            };
-            if stream != than {
-                streams.push(stream);
-            }
-            let Some(next) = stream.0.checked_add(1) else {
-                break;
-            };
-            from = StreamId(next);
-        }
-        streams
+        let is_other = |&stream: &StreamId| stream != than;
+        self.lists.streams().filter(is_other).collect()
     }
 
     /// Moves the free chunks of a stream to the default stream, after the work of the stream.
     pub(super) fn release_stream(
         &mut self,
-        pending: &mut PendingFrees<ChunkId>,
+        pending: &mut PendingFrees<BlockId>,
         device: &mut dyn Device,
         stream: StreamId,
     ) -> Result<(), DeviceError> {
@@ -416,57 +343,67 @@ impl Regions {
     }
 
     /// Moves the chunks of another list that were freed up to a time to this list. The caller has
-    /// ordered the streams of both. Linear in the chunks of the other list, logarithmic in all
-    /// chunks for each moved one.
+    /// ordered the streams of both. Linear in the chunks of the other list.
     pub(super) fn take_over(
         &mut self,
         from: impl Into<FreeList>,
         to: impl Into<FreeList>,
         freed_by: u64,
     ) {
-        let to = to.into();
-        let moving: Vec<ChunkId> = self
-            .fitting(from.into(), 0)
-            .map(|chunk| chunk.id)
-            .filter(|&id| self[id].freed_at <= freed_by)
-            .collect();
+        let Some(from) = self.lists.find(from.into()) else {
+            return;
+        };
+        let mut moving = self.lists.in_order(from, &self.blocks);
+        moving.retain(|&id| self.blocks.free_since(id) <= freed_by);
+        let to = self.lists.get(to.into());
         // None of them merges before its turn: neighbors in the same list were merged when they
         // became free.
         for id in moving {
             self.take_out(id);
-            let chunk = &mut self[id];
-            chunk.list = to;
-            chunk.stream = to.stream();
-            chunk.freed_at = 0;
+            self.blocks[id].stream_pool = to;
+            self.blocks.set_free_since(id, 0);
             self.merge(id);
         }
     }
 
+    /// Gives a superblock to another arena.
+    pub(super) fn rename(&mut self, from: FreeList, to: FreeList) {
+        self.lists.rename(from, to);
+    }
+
+    /// Merges a free superblock with the free one below it.
+    pub(super) fn join(&mut self, from: FreeList, to: FreeList) {
+        self.take_over(from, to, u64::MAX);
+        self.remove_list(from);
+    }
+
+    /// Removes an empty list, to which no chunk belongs.
+    pub(super) fn remove_list(&mut self, list: FreeList) {
+        self.lists.remove(list);
+    }
+
     /// Cuts a free chunk after `size` bytes and moves the rest to a list.
-    pub(super) fn split_off(&mut self, id: ChunkId, size: u64, list: FreeList) -> ChunkId {
+    pub(super) fn split_off(&mut self, id: BlockId, size: u64, list: FreeList) -> BlockId {
         self.take_out(id);
         let rest = self.cut(id, size);
         self.put_in(id);
-        self[rest].list = list;
-        self[rest].stream = list.stream();
+        self.set_list(rest, list);
         self.put_in(rest);
         rest
     }
 
     /// Moves the first `size` bytes of a free chunk to a list, in blocks of `block` bytes.
-    pub(super) fn divide(&mut self, id: ChunkId, size: u64, block: u64, list: FreeList) {
-        if size < self[id].size {
-            let whole = self[id].list;
+    pub(super) fn divide(&mut self, id: BlockId, size: u64, block: u64, list: FreeList) {
+        if size < self.blocks[id].size {
+            let whole = self.list(id);
             self.split_off(id, size, whole);
         }
         self.take_out(id);
         let mut last = id;
         loop {
-            let chunk = &mut self[last];
-            chunk.list = list;
-            chunk.stream = list.stream();
-            chunk.freed_at = 0;
-            if chunk.size == block {
+            self.set_list(last, list);
+            self.blocks.set_free_since(last, 0);
+            if self.blocks[last].size == block {
                 break;
             }
             let rest = self.cut(last, block);
@@ -476,18 +413,14 @@ impl Regions {
         self.put_in(last);
     }
 
-    /// The size of the largest free chunk in the list.
-    pub(super) fn largest(&self, list: FreeList) -> u64 {
-        let to = FreeChunk {
-            freed_at: u64::MAX,
-            address: u64::MAX,
-            id: ChunkId(u32::MAX),
-            ..FreeChunk::first(list, u64::MAX)
+    /// The size of the largest free chunk in the list. It sorts them, so it is for rare use.
+    pub(super) fn largest(&mut self, list: FreeList) -> u64 {
+        let Some(list) = self.lists.find(list) else {
+            return 0;
         };
-        self.free
-            .range(FreeChunk::first(list, 0)..=to)
-            .next_back()
-            .map_or(0, |chunk| chunk.size)
+        let sizes =
+            (self.lists.in_order(list, &self.blocks).into_iter()).map(|id| self.blocks[id].size);
+        sizes.max().unwrap_or(0)
     }
 
     /// Allocates a new region as one free chunk for the stream, or returns `None` if the driver
@@ -497,44 +430,34 @@ impl Regions {
         device: &mut dyn Device,
         size: u64,
         stream: StreamId,
-    ) -> Result<Option<ChunkId>, DeviceError> {
+    ) -> Result<Option<BlockId>, DeviceError> {
         let address = match device.malloc(Bytes(size)) {
-            Ok(address) => address.0,
+            Ok(address) => address,
             Err(error) if error.is_out_of_memory() => return Ok(None),
             Err(error) => return Err(error),
         };
-        let state = BlockState::Inactive;
-        let chunk = Chunk {
-            address,
-            size,
-            requested: 0,
-            state,
-            stream,
-            list: stream.into(),
-            freed_at: 0,
-            previous: None,
-            next: None,
-        };
-        let id = ChunkId(self.chunks.insert(chunk));
-        self.by_address.insert(address, Region { size, first: id });
+        let range = MemoryRange::new(address, Bytes(size));
+        let list = self.lists.get(stream.into());
+        let id = self.blocks.add_segment(range, list, POOL, false);
+        self.blocks.set_free_since(id, 0);
         self.put_in(id);
-        self.stats.reserved_bytes.increase(POOL, size);
-        self.stats.segment.increase(POOL, 1);
-        self.stats.num_device_alloc += 1;
+        self.counters.reserved_bytes.increase(POOL, size);
+        self.counters.segments.increase(POOL, 1);
+        self.counters.num_device_alloc += 1;
         Ok(Some(id))
     }
 
-    pub(super) const fn reserved(&self) -> u64 {
-        self.stats.reserved_bytes.all.current
+    pub(super) fn reserved(&self) -> u64 {
+        self.counters.reserved_bytes.current()
     }
 
     /// Bytes of regions without active chunks. Linear in chunks.
     pub(super) fn wholly_free(&self) -> u64 {
-        self.by_address
-            .values()
-            .filter(|region| self.is_free(region))
-            .map(|region| region.size)
-            .sum()
+        let free = self
+            .blocks
+            .segments()
+            .filter(|&(first, _)| self.is_free(first));
+        free.map(|(_, size)| size).sum()
     }
 
     /// Releases regions without active chunks in address order, until at most `down_to` bytes are
@@ -545,7 +468,7 @@ impl Regions {
         device: &mut dyn Device,
         down_to: u64,
     ) -> Result<bool, DeviceError> {
-        self.release_except(device, down_to, |_| false)
+        self.release_except(device, down_to, |_, _| false)
     }
 
     /// As [`Self::release`], but keeps the regions with such a chunk.
@@ -553,38 +476,36 @@ impl Regions {
         &mut self,
         device: &mut dyn Device,
         down_to: u64,
-        kept: impl Fn(&Chunk) -> bool,
+        kept: impl Fn(&Block, FreeList) -> bool,
     ) -> Result<bool, DeviceError> {
-        let is_kept = |region: &Region| self.chain(region.first).any(|id| kept(&self[id]));
-        let free: Vec<(u64, Region)> = self
-            .by_address
-            .iter()
-            .filter(|(_, region)| self.is_free(region) && !is_kept(region))
-            .map(|(&address, &region)| (address, region))
+        let is_kept = |first: BlockId| {
+            (self.blocks.chain(first)).any(|id| kept(&self.blocks[id], self.list(id)))
+        };
+        let free: Vec<(BlockId, u64)> = (self.blocks.segments())
+            .filter(|&(first, _)| self.is_free(first) && !is_kept(first))
             .collect();
         let mut any = false;
-        for (address, region) in free {
+        for (first, size) in free {
             if self.reserved() <= down_to {
                 break;
             }
-            device.free(DevicePtr(address))?;
-            for id in self.chain(region.first).collect::<Vec<_>>() {
+            device.free(DevicePtr(self.blocks[first].address))?;
+            for id in self.blocks.chain(first).collect::<Vec<_>>() {
                 self.take_out(id);
-                self.chunks.remove(id.0);
             }
-            self.by_address.remove(&address);
-            self.stats.reserved_bytes.decrease(POOL, region.size);
-            self.stats.segment.decrease(POOL, 1);
-            self.stats.num_device_free += 1;
+            self.blocks.remove_segment(first);
+            self.counters.reserved_bytes.decrease(POOL, size);
+            self.counters.segments.decrease(POOL, 1);
+            self.counters.num_device_free += 1;
             any = true;
         }
         Ok(any)
     }
 
     pub(super) fn close(&mut self, device: &mut dyn Device) -> Result<(), DeviceError> {
-        while let Some((&address, _)) = self.by_address.first_key_value() {
-            device.free(DevicePtr(address))?;
-            self.by_address.remove(&address);
+        while let Some(first) = self.blocks.first_segment() {
+            device.free(DevicePtr(self.blocks[first].address))?;
+            self.blocks.forget_segment(first);
         }
         *self = Self::default();
         Ok(())
@@ -638,166 +559,137 @@ impl Regions {
             None => match device.free_memory() {
                 Ok(free) => OomCause::Device { free },
                 Err(error) => {
-                    self.stats.num_ooms += 1;
+                    self.counters.num_ooms += 1;
                     return error.into();
                 }
             },
         };
+        self.counters.num_ooms += 1;
+        let sizes = [request.size, Bytes(size)];
         out_of_memory(
-            &mut self.stats,
+            &mut self.stats(),
             device,
-            [request.size, Bytes(size)],
+            sizes,
             cause,
             Some(Bytes(largest)),
         )
     }
 
+    pub(super) fn stats(&self) -> MemoryStats {
+        self.counters.stats()
+    }
+
+    pub(super) fn reset_peaks(&mut self) {
+        self.counters.reset_peaks();
+    }
+
     /// All regions in address order. Linear in chunks.
     pub(super) fn snapshot(&self) -> Vec<SegmentInfo> {
-        self.by_address
-            .iter()
-            .map(|(&address, region)| self.describe(address, region))
-            .collect()
+        let mut regions = self.blocks.snapshot(|list| self.label(list));
+        regions.iter_mut().for_each(|region| region.stream = None);
+        regions
     }
 
     /// The region that contains an address. Linear in its chunks.
     pub(super) fn segment_at(&self, address: DevicePtr) -> Option<SegmentInfo> {
-        let (&start, region) = self.by_address.range(..=address.0).next_back()?;
-        (address.0 - start < region.size).then(|| self.describe(start, region))
-    }
-
-    fn describe(&self, address: u64, region: &Region) -> SegmentInfo {
-        let blocks = self.chain(region.first).map(|id| {
-            let Chunk {
-                address,
-                size,
-                requested,
-                state,
-                stream,
-                ..
-            } = self[id];
-            BlockInfo {
-                address: DevicePtr(address),
-                size: Bytes(size),
-                stream,
-                requested: Bytes(requested),
-                state,
-            }
-        });
-        SegmentInfo {
-            address: DevicePtr(address),
-            size: Bytes(region.size),
+        let region = self.blocks.describe_at(address, |list| self.label(list))?;
+        Some(SegmentInfo {
             stream: None,
-            pool: POOL,
-            private_pool: None,
-            expandable: false,
-            blocks: blocks.collect(),
+            ..region
+        })
+    }
+
+    fn label(&self, list: StreamPoolId) -> StreamPoolLabel {
+        (self.lists.key(list).stream(), None)
+    }
+
+    fn is_free(&self, first: BlockId) -> bool {
+        self.blocks
+            .chain(first)
+            .all(|id| self.blocks[id].state == State::Free)
+    }
+
+    /// Adds a free chunk to its list.
+    #[inline(always)]
+    fn insert(&mut self, id: BlockId) {
+        let block = &mut self.blocks[id];
+        block.rank = match self.placement {
+            Placement::Low => block.address,
+            Placement::High => !block.address,
+        };
+        self.lists.insert(&mut self.blocks, id);
+    }
+
+    /// As [`Self::insert`], and counts the chunk.
+    fn put_in(&mut self, id: BlockId) {
+        self.insert(id);
+        if self.blocks[id].is_split() {
+            self.counters.piece_was_there(POOL, self.blocks[id].size);
         }
     }
 
-    fn chain(&self, first: ChunkId) -> impl Iterator<Item = ChunkId> {
-        std::iter::successors(Some(first), |&id| self[id].next)
+    /// Removes a free chunk from its list. Call it before its neighbors change.
+    fn take_out(&mut self, id: BlockId) {
+        self.lists.take(&mut self.blocks, id);
+        if self.blocks[id].is_split() {
+            self.counters.pieces_are_gone(POOL, 1, self.blocks[id].size);
+        }
     }
 
-    fn is_free(&self, region: &Region) -> bool {
-        self.chain(region.first)
-            .all(|id| self[id].state == BlockState::Inactive)
-    }
-
-    fn free_chunk(&self, id: ChunkId) -> FreeChunk {
-        let Chunk {
-            address,
+    /// Marks a chunk as free, merges it with its neighbors in the same list, adds the result to the
+    /// list, and returns it.
+    #[inline(always)]
+    fn merge(&mut self, id: BlockId) -> BlockId {
+        let block = &mut self.blocks[id];
+        block.state = State::Free;
+        let Block {
             size,
-            list,
-            freed_at,
+            previous,
+            next,
+            stream_pool,
             ..
-        } = self[id];
-        FreeChunk {
-            list,
-            size,
-            freed_at: if list.merges() { 0 } else { freed_at },
-            address,
-            id,
+        } = *block;
+        let (mut merged, mut neighbors, mut bytes) = (id, 0, 0);
+        if self.lists.key(stream_pool).merges() {
+            let merges =
+                |block: &Block| block.state == State::Free && block.stream_pool == stream_pool;
+            if merges(&self.blocks[next]) {
+                neighbors += 1;
+                bytes += self.blocks[next].size;
+                self.lists.take(&mut self.blocks, next);
+                self.absorb_next(id, next);
+            }
+            if merges(&self.blocks[previous]) {
+                neighbors += 1;
+                bytes += self.blocks[previous].size;
+                self.lists.take(&mut self.blocks, previous);
+                self.absorb_next(previous, id);
+                merged = previous;
+            }
         }
+        if self.blocks[merged].is_split() {
+            self.counters.piece_was_freed(POOL, neighbors, size);
+        } else {
+            self.counters.pieces_are_gone(POOL, neighbors, bytes);
+        }
+        self.insert(merged);
+        merged
     }
 
-    /// Adds a free chunk to the index.
-    fn put_in(&mut self, id: ChunkId) {
-        let chunk = self.free_chunk(id);
-        let new = self.free.insert(chunk);
-        debug_assert!(new, "the chunk is not in the index yet");
-        if self[id].is_split() {
-            self.stats.inactive_split.increase(POOL, 1);
-            self.stats
-                .inactive_split_bytes
-                .increase(POOL, self[id].size);
-        }
-    }
-
-    /// Removes a free chunk from the index. Call it before its neighbors change.
-    fn take_out(&mut self, id: ChunkId) {
-        let was_there = self.free.remove(&self.free_chunk(id));
-        debug_assert!(was_there, "the chunk is in the index");
-        if self[id].is_split() {
-            self.stats.inactive_split.decrease(POOL, 1);
-            self.stats
-                .inactive_split_bytes
-                .decrease(POOL, self[id].size);
-        }
-    }
-
-    /// Merges a free chunk, not in the index, with its neighbors in the same list, and adds it to
-    /// the index.
-    fn merge(&mut self, id: ChunkId) {
-        let list = self[id].list;
-        let mergeable = |regions: &Self, id: &ChunkId| {
-            let neighbor = &regions[*id];
-            neighbor.state == BlockState::Inactive && neighbor.list == list && list.merges()
-        };
-        if let Some(next) = self[id].next.filter(|next| mergeable(self, next)) {
-            self.take_out(next);
-            self.absorb_next(id, next);
-        }
-        let mut merged = id;
-        if let Some(previous) = self[id]
-            .previous
-            .filter(|previous| mergeable(self, previous))
-        {
-            self.take_out(previous);
-            self.absorb_next(previous, id);
-            merged = previous;
-        }
-        self.put_in(merged);
-    }
-
-    /// Cuts a chunk that is not in the index after `size` bytes and returns the rest.
-    fn cut(&mut self, id: ChunkId, size: u64) -> ChunkId {
-        let front = &mut self[id];
-        let rest = Chunk {
-            address: front.address + size,
-            size: front.size - size,
-            previous: Some(id),
-            ..front.clone()
-        };
-        front.size = size;
-        let after = rest.next;
-        let rest = ChunkId(self.chunks.insert(rest));
-        self[id].next = Some(rest);
-        if let Some(after) = after {
-            self[after].previous = Some(rest);
-        }
+    /// Cuts a chunk that is not in a list after `size` bytes and returns the rest.
+    #[inline(always)]
+    fn cut(&mut self, id: BlockId, size: u64) -> BlockId {
+        let rest = self.blocks.split(id, size);
+        let since = self.blocks.free_since(id);
+        self.blocks.set_free_since(rest, since);
         rest
     }
 
-    /// Merges a chunk with its next neighbor. Neither is in the index.
-    fn absorb_next(&mut self, id: ChunkId, next: ChunkId) {
-        let swallowed = self.chunks.remove(next.0);
-        if let Some(after) = swallowed.next {
-            self[after].previous = Some(id);
-        }
-        let chunk = &mut self[id];
-        chunk.size += swallowed.size;
-        chunk.next = swallowed.next;
-        chunk.freed_at = chunk.freed_at.max(swallowed.freed_at);
+    /// Merges a chunk with its next neighbor. Neither is in a list.
+    #[inline(always)]
+    fn absorb_next(&mut self, id: BlockId, next: BlockId) {
+        let since = (self.blocks.free_since(id)).max(self.blocks.free_since(next));
+        self.blocks.set_free_since(id, since);
+        self.blocks.absorb_next(id);
     }
 }

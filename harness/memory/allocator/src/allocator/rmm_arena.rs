@@ -40,8 +40,11 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use serde::Deserialize;
 
+use super::blocks::{Block, CHUNK_UNIT};
+use super::ids::BlockId;
+use super::lists::FreeList;
 use super::pending::{Events, if_exists};
-use super::regions::{self, CHUNK_UNIT, ChunkId, FreeList, Regions};
+use super::regions::{self, Regions};
 use super::{Allocation, Allocator, AllocatorError, OomCause, Request, answered_by};
 use crate::device::{Device, DeviceError, StreamId};
 use crate::units::Bytes;
@@ -64,6 +67,8 @@ struct Superblock {
     size: u64,
     /// The stream whose arena has it. The global arena has the others.
     owner: Option<StreamId>,
+    /// At least the size of its largest free block. A search that finds none lowers it.
+    room: u64,
 }
 
 #[derive(Debug, Default)]
@@ -74,7 +79,7 @@ pub struct RmmArena {
     /// By address.
     superblocks: BTreeMap<u64, Superblock>,
     /// Freed chunks, with the streams that use them, whose free the device failed to finish.
-    unfinished: Vec<(ChunkId, BTreeSet<StreamId>)>,
+    unfinished: Vec<(BlockId, BTreeSet<StreamId>)>,
     events: Events,
 }
 
@@ -111,22 +116,25 @@ impl RmmArena {
         let address = self.regions[chunk].address;
         let list = FreeList::Superblock(address, None);
         self.regions.take_over(StreamId::DEFAULT, list, u64::MAX);
-        self.superblocks
-            .insert(address, Superblock { size, owner: None });
+        self.put(address, size);
         Ok(true)
     }
 
     /// Returns the first free block by address that fits, of an owner, and its superblock.
-    fn first_fit(&self, owner: Option<StreamId>, size: u64) -> Option<(u64, ChunkId)> {
-        let of_owner =
-            (self.superblocks.iter()).filter(|(_, superblock)| superblock.owner == owner);
-        of_owner.into_iter().find_map(|(&address, _)| {
+    fn first_fit(&mut self, owner: Option<StreamId>, size: u64) -> Option<(u64, BlockId)> {
+        let fitting = (self.superblocks.iter_mut())
+            .filter(|(_, superblock)| superblock.owner == owner && superblock.room >= size);
+        for (&address, superblock) in fitting {
             let list = FreeList::Superblock(address, owner);
-            Some((address, self.regions.first_fit(list, size)?))
-        })
+            if let Some(chunk) = self.regions.fit(list, size) {
+                return Some((address, chunk));
+            }
+            superblock.room = self.regions.largest(list);
+        }
+        None
     }
 
-    fn find(&mut self, stream: StreamId, size: u64) -> Option<ChunkId> {
+    fn find(&mut self, stream: StreamId, size: u64) -> Option<BlockId> {
         let is_large = size > SUPERBLOCK;
         if !is_large && let Some((_, chunk)) = self.first_fit(Some(stream), size) {
             return Some(chunk);
@@ -138,8 +146,8 @@ impl RmmArena {
             let rest = address + cut;
             let list = FreeList::Superblock(rest, None);
             self.regions.split_off(chunk, cut, list);
-            self.put(address, cut, None);
-            self.put(rest, whole - cut, None);
+            self.put(address, cut);
+            self.put(rest, whole - cut);
         }
         if !is_large {
             self.give(address, Some(stream));
@@ -147,8 +155,11 @@ impl RmmArena {
         Some(chunk)
     }
 
-    fn put(&mut self, address: u64, size: u64, owner: Option<StreamId>) {
-        self.superblocks.insert(address, Superblock { size, owner });
+    /// Adds a free superblock to the global arena.
+    fn put(&mut self, address: u64, size: u64) {
+        let (owner, room) = (None, size);
+        self.superblocks
+            .insert(address, Superblock { size, owner, room });
     }
 
     /// Moves a superblock to the arena of a stream, or to the global one.
@@ -159,12 +170,13 @@ impl RmmArena {
         let from = FreeList::Superblock(address, superblock.owner);
         superblock.owner = owner;
         let to = FreeList::Superblock(address, owner);
-        self.regions.take_over(from, to, u64::MAX);
+        self.regions.rename(from, to);
     }
 
     /// Whether the superblock of the global arena has only free blocks.
-    fn is_free(&self, address: u64, size: u64) -> bool {
-        self.regions.largest(FreeList::Superblock(address, None)) == size
+    fn is_free(&mut self, address: u64, size: u64) -> bool {
+        let list = FreeList::Superblock(address, None);
+        self.regions.starts_with(list, size)
     }
 
     /// Merges a superblock of the global arena with its neighbors there, if all of it is free.
@@ -190,9 +202,9 @@ impl RmmArena {
             .all(|&(address, block)| block.owner.is_none() && self.is_free(address, block.size));
         if merges {
             let [from, to] = [next, address].map(|address| FreeList::Superblock(address, None));
-            self.regions.take_over(from, to, u64::MAX);
+            self.regions.join(from, to);
             self.superblocks.remove(&next);
-            self.put(address, lower.size + upper.size, None);
+            self.put(address, lower.size + upper.size);
         }
         merges
     }
@@ -242,27 +254,29 @@ impl RmmArena {
     fn finish_free(
         &mut self,
         device: &mut dyn Device,
-        chunk: ChunkId,
+        chunk: BlockId,
         users: BTreeSet<StreamId>,
     ) -> Result<(), DeviceError> {
-        let (stream, address) = (self.regions[chunk].stream, self.regions[chunk].address);
-        let is_large = self.regions[chunk].size > SUPERBLOCK;
-        let superblock = self.superblocks.range(..=address).next_back();
-        let (&start, &Superblock { owner, .. }) =
-            superblock.expect("every chunk is in a superblock");
+        let stream = self.regions.list(chunk).stream();
+        let Block { address, size, .. } = self.regions[chunk];
+        let is_large = size > SUPERBLOCK;
+        let superblock = self.superblocks.range_mut(..=address).next_back();
+        let (&start, superblock) = superblock.expect("every chunk is in a superblock");
+        let owner = superblock.owner;
         let is_found = owner == Some(stream) || is_large && owner.is_none();
         let waits = usize::from(is_large) + usize::from(!is_found);
         let waited = (self.events.order_behind(device, stream, &users)).and_then(|()| {
             (0..waits).try_for_each(|_| if_exists(device.synchronize_stream(stream)).map(drop))
         });
         if waited.is_err() {
+            self.regions.postpone_free(chunk);
             self.unfinished.push((chunk, users));
             return waited;
         }
         let list = FreeList::Superblock(start, owner);
-        self.regions[chunk].list = list;
-        self.regions[chunk].stream = list.stream();
-        self.regions.complete_free(chunk);
+        self.regions.set_list(chunk, list);
+        let merged = self.regions.complete_free(chunk);
+        superblock.room = superblock.room.max(self.regions[merged].size);
         if owner.is_none() {
             self.merge(start);
         }
@@ -316,7 +330,7 @@ impl Allocator for RmmArena {
         if chunk.is_none() {
             self.retry_frees(device)?;
             device.synchronize()?;
-            self.regions.stats.num_sync_all_streams += 1;
+            self.regions.counters.num_sync_all_streams += 1;
             self.clean(|_| true);
             chunk = self.find(request.stream, size);
         }
@@ -354,7 +368,10 @@ impl Allocator for RmmArena {
     fn empty_cache(&mut self, device: &mut dyn Device) -> Result<(), DeviceError> {
         self.retry_frees(device)?;
         if self.regions.release(device, 0)? {
-            self.superblocks.clear();
+            for (address, superblock) in std::mem::take(&mut self.superblocks) {
+                let list = FreeList::Superblock(address, superblock.owner);
+                self.regions.remove_list(list);
+            }
         }
         Ok(())
     }

@@ -27,7 +27,10 @@
 
 use std::ops::RangeInclusive;
 
-use super::regions::{self, CHUNK_UNIT, ChunkId, FreeList};
+use super::blocks::CHUNK_UNIT;
+use super::ids::BlockId;
+use super::lists::FreeList;
+use super::regions;
 use super::rmm_pool::{RmmPool, RmmPoolConfig};
 use super::{Allocation, Allocator, AllocatorError, Request, answered_by};
 use crate::device::{Device, DeviceError, StreamId};
@@ -105,7 +108,7 @@ impl RmmBinning {
                     if let AllocatorError::Device(error) = error {
                         return Err(error);
                     }
-                    self.pool.regions.stats.num_ooms -= 1;
+                    self.pool.regions.counters.num_ooms -= 1;
                     break;
                 }
             }
@@ -128,7 +131,7 @@ impl RmmBinning {
         request: Request,
         bin: usize,
         block: u64,
-    ) -> Result<ChunkId, AllocatorError> {
+    ) -> Result<BlockId, AllocatorError> {
         let size = block * BLOCKS;
         let chunk = self.pool.chunk(device, request, size)?;
         let list = FreeList::Bin(bin, request.stream);
@@ -142,9 +145,9 @@ impl RmmBinning {
         request: Request,
         bin: usize,
         block: u64,
-    ) -> Result<ChunkId, AllocatorError> {
+    ) -> Result<BlockId, AllocatorError> {
         let list = FreeList::Bin(bin, request.stream);
-        if let Some(chunk) = self.pool.regions.best_fit(list, block) {
+        if let Some(chunk) = self.pool.regions.fit(list, block) {
             return Ok(chunk);
         }
         self.pool.retry_frees(device)?;

@@ -39,8 +39,11 @@ use std::collections::BTreeSet;
 
 use serde::Deserialize;
 
+use super::blocks::CHUNK_UNIT;
+use super::ids::BlockId;
+use super::lists::FreeList;
 use super::pending::{Events, if_exists};
-use super::regions::{self, CHUNK_UNIT, Chunk, ChunkId, FreeList, Regions};
+use super::regions::{self, Regions};
 use super::{Allocation, Allocator, AllocatorError, Request, answered_by};
 use crate::device::{Device, DeviceError, EventId, StreamId};
 use crate::units::Bytes;
@@ -75,7 +78,7 @@ pub struct RmmPool {
     /// In the order of the streams' first use.
     lists: Vec<StreamList>,
     /// Freed chunks, with the streams that use them, whose free the device failed to finish.
-    unfinished: Vec<(ChunkId, BTreeSet<StreamId>)>,
+    unfinished: Vec<(BlockId, BTreeSet<StreamId>)>,
     events: Events,
 }
 
@@ -93,8 +96,8 @@ impl RmmPool {
         device: &mut dyn Device,
         request: Request,
         size: u64,
-    ) -> Result<ChunkId, AllocatorError> {
-        match self.regions.best_fit(request.stream, size) {
+    ) -> Result<BlockId, AllocatorError> {
+        match self.regions.fit(request.stream, size) {
             Some(chunk) => Ok(chunk),
             None => self.find(device, request, size),
         }
@@ -106,7 +109,7 @@ impl RmmPool {
         device: &mut dyn Device,
         request: Request,
         size: u64,
-    ) -> Result<ChunkId, AllocatorError> {
+    ) -> Result<BlockId, AllocatorError> {
         self.retry_frees(device)?;
         let first = !self.started;
         if first {
@@ -119,7 +122,7 @@ impl RmmPool {
             return Ok(chunk);
         }
         if self.left().is_some_and(|left| left < size) {
-            self.regions.stats.num_alloc_retries += 1;
+            self.regions.counters.num_alloc_retries += 1;
             self.make_room(device, size)?;
         }
         match self.grow(device, request.stream, size)? {
@@ -141,7 +144,7 @@ impl RmmPool {
         device: &mut dyn Device,
         list: FreeList,
         size: u64,
-    ) -> Result<Option<ChunkId>, DeviceError> {
+    ) -> Result<Option<BlockId>, DeviceError> {
         let own = self.open_list(device, list)?;
         self.take_from_other_streams(device, own, size)
     }
@@ -214,16 +217,16 @@ impl RmmPool {
         device: &mut dyn Device,
         own: usize,
         size: u64,
-    ) -> Result<Option<ChunkId>, DeviceError> {
+    ) -> Result<Option<BlockId>, DeviceError> {
         let to = self.lists[own].list;
         let stream = to.stream();
-        if let Some(chunk) = self.regions.best_fit(to, size) {
+        if let Some(chunk) = self.regions.fit(to, size) {
             return Ok(Some(chunk));
         }
         let is_other =
             |list: &StreamList| list.exists && list.list != to && list.list.of(stream) == to;
         for list in self.lists.iter().filter(|list| is_other(list)) {
-            if let Some(chunk) = self.regions.best_fit(list.list, size) {
+            if let Some(chunk) = self.regions.fit(list.list, size) {
                 device.wait_event(stream, list.event)?;
                 return Ok(Some(chunk));
             }
@@ -235,7 +238,7 @@ impl RmmPool {
             device.record_event(own_event, stream)?;
             self.regions.take_over(list.list, to, u64::MAX);
             list.exists = false;
-            if let Some(chunk) = self.regions.best_fit(to, size) {
+            if let Some(chunk) = self.regions.fit(to, size) {
                 return Ok(Some(chunk));
             }
         }
@@ -260,7 +263,7 @@ impl RmmPool {
         device: &mut dyn Device,
         stream: StreamId,
         size: u64,
-    ) -> Result<Option<ChunkId>, DeviceError> {
+    ) -> Result<Option<BlockId>, DeviceError> {
         let mut bytes = match self.left() {
             Some(left) if size > left => return Ok(None),
             Some(left) => size.max(left / 2),
@@ -285,9 +288,10 @@ impl RmmPool {
             return Ok(());
         }
         let maximum = self.regions.limit(device, self.config.maximum_pool_size);
-        let is_of_bin = |chunk: &Chunk| matches!(chunk.list, FreeList::Bin(..));
         self.regions
-            .release_except(device, maximum.0.saturating_sub(size), is_of_bin)
+            .release_except(device, maximum.0.saturating_sub(size), |_, list| {
+                !list.merges()
+            })
             .map(drop)
     }
 
@@ -296,11 +300,11 @@ impl RmmPool {
     fn finish_free(
         &mut self,
         device: &mut dyn Device,
-        chunk: ChunkId,
+        chunk: BlockId,
         users: BTreeSet<StreamId>,
     ) -> Result<(), DeviceError> {
-        let stream = self.regions[chunk].stream;
-        let list = self.regions[chunk].list;
+        let list = self.regions.list(chunk);
+        let stream = list.stream();
         let ordered = (self.events.order_behind(device, stream, &users)).and_then(|()| {
             let list = self.list_of(device, list)?;
             // A destroyed stream has no work after its last record.
@@ -312,7 +316,10 @@ impl RmmPool {
                 self.lists[list].exists = true;
                 self.regions.complete_free(chunk);
             }
-            Err(_) => self.unfinished.push((chunk, users)),
+            Err(_) => {
+                self.regions.postpone_free(chunk);
+                self.unfinished.push((chunk, users));
+            }
         }
         ordered.map(drop)
     }

@@ -5,10 +5,9 @@
 //! c10/core/AllocatorConfig.cpp in <https://github.com/pytorch/pytorch>).
 
 use super::torch::TorchVersion;
-use crate::{allocator::MemoryFraction, stats::PoolKind, units::Bytes};
+use crate::allocator::{MemoryFraction, blocks::BLOCK_UNIT};
+use crate::{stats::PoolKind, units::Bytes};
 
-/// The smallest block and the unit of sizes.
-pub(super) const BLOCK_UNIT: u64 = 512;
 /// The segment size of the small pool.
 const SMALL_SEGMENT: u64 = 2 << 20;
 /// From this size on, a segment fits its request.

@@ -4,9 +4,9 @@
 //! A segment is a chain of mapped and unmapped blocks. Each pool and stream has one that is a
 //! little larger than the whole device. It gets another one only if no range of the first fits.
 
-use super::blocks::{Block, State};
-use super::ids::{BlockId, StreamPoolId};
 use super::{CachingAllocator, config::largest_reserve, merge_free, pools::StreamPool};
+use crate::allocator::blocks::{Block, State};
+use crate::allocator::ids::{BlockId, StreamPoolId};
 use crate::device::{Device, DeviceError, DevicePtr, MappedDevice, MemoryRange};
 use crate::{allocator::pending::if_exists, stats::PoolKind, units::Bytes};
 

@@ -17,14 +17,9 @@
 //! index, logarithmic in the free blocks of the pool. A free uses a handle. It costs at most one
 //! search for each neighbor that it merges with, and one insertion.
 
-mod bins;
-mod blocks;
 mod conf;
 mod config;
-mod counters;
 mod expandable;
-mod free_index;
-mod ids;
 mod pools;
 mod reclaim;
 mod released;
@@ -33,20 +28,23 @@ mod rules;
 mod torch;
 mod uses;
 
+/// The free blocks of one pool and one stream.
+type FreeBlocks = super::free_index::FreeBlocks<BLOCK_UNIT>;
+
+pub use super::blocks::TieOrder;
 pub use conf::{ConfError, ConfExcerpt, Setting};
 pub use config::{Config, Quirks, SegmentReserve};
 pub use restore::RestoreError;
-pub use torch::{TieOrder, TorchVersion, TorchVersionError};
+pub use torch::{TorchVersion, TorchVersionError};
 
-use self::blocks::{Block, Blocks, State};
-use self::ids::{BlockId, StreamPoolId};
 use self::pools::{PoolId, Pools};
-use self::{
-    counters::Counters, free_index::FreeBlocks, released::ReleasedStreams, rules::Rules, uses::Uses,
-};
+use self::{released::ReleasedStreams, rules::Rules, uses::Uses};
+use super::blocks::{BLOCK_UNIT, Block, Blocks, State};
+use super::ids::{BlockId, StreamPoolId};
 use super::{
     Allocation, Allocator, AllocatorError, Handle, MemoryFraction, OomCause, OutOfMemory,
-    PrivatePoolError, PrivatePoolId, PrivatePools, Request, pending::PendingFrees,
+    PrivatePoolError, PrivatePoolId, PrivatePools, Request, counters::Counters,
+    pending::PendingFrees,
 };
 use crate::device::{CallSite, Device, DeviceError, DevicePtr, MemoryRange, StreamId};
 use crate::stats::{MemoryStats, PoolKind, SegmentInfo};

@@ -3,10 +3,10 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::blocks::{Blocks, StreamPoolLabel};
-use super::free_index::FreeBlocks;
-use super::ids::{BlockId, StreamPoolId};
+use super::FreeBlocks;
 use super::torch::{TorchVersion, unsupported};
+use crate::allocator::blocks::{Blocks, StreamPoolLabel};
+use crate::allocator::ids::{BlockId, StreamPoolId};
 use crate::allocator::{PrivatePoolError, PrivatePoolId};
 use crate::device::{DeviceError, StreamId};
 use crate::stats::PoolKind;

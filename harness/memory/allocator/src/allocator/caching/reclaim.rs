@@ -1,9 +1,9 @@
 //! Returning cached memory to the driver: at an out of memory, by request, and by age.
 
-use super::ids::{BlockId, StreamPoolId};
 use super::pools::{PoolId, Pools};
 use super::{CachingAllocator, torch::unsupported};
 use crate::allocator::PrivatePoolId;
+use crate::allocator::ids::{BlockId, StreamPoolId};
 use crate::device::{Device, DeviceError, DevicePtr};
 
 impl CachingAllocator {

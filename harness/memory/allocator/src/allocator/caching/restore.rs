@@ -1,7 +1,8 @@
 //! Restores an allocator from its segments: the inverse of [`Allocator::snapshot`].
 
-use super::ids::{BlockId, StreamPoolId};
-use super::{CachingAllocator, blocks::State, config::Config};
+use super::{CachingAllocator, config::Config};
+use crate::allocator::blocks::State;
+use crate::allocator::ids::{BlockId, StreamPoolId};
 use crate::allocator::{Allocation, PrivatePoolId, Request};
 use crate::device::{DevicePtr, MemoryRange};
 use crate::stats::{BlockState, PoolKind, SegmentInfo};

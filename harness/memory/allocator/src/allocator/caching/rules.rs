@@ -1,7 +1,8 @@
 //! The effect of the settings on one request, computed once. A cache hit reads these few words and
 //! does not branch on settings.
 
-use super::config::{BLOCK_UNIT, Config, LARGEST_UNSPLIT_REMAINDER};
+use super::config::{Config, LARGEST_UNSPLIT_REMAINDER};
+use crate::allocator::blocks::BLOCK_UNIT;
 use crate::stats::PoolKind;
 
 #[derive(Clone, Copy, Debug)]

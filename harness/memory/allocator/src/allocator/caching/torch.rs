@@ -2,6 +2,7 @@
 
 use std::str::FromStr;
 
+use crate::allocator::blocks::TieOrder;
 use crate::{device::DeviceError, named::named_enum};
 
 named_enum! {
@@ -22,18 +23,6 @@ named_enum! {
         #[default]
         V2_15 = "2.15",
     }
-}
-
-/// The order of free blocks of one size.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum TieOrder {
-    #[default]
-    Address,
-    /// By number. Every new block gets the next number. A split makes a new block of the front
-    /// part; merged blocks get the number of the block that is freed.
-    Block,
-    /// By the number of the segment, then by address. Every new segment gets the next number.
-    Segment,
 }
 
 impl TorchVersion {

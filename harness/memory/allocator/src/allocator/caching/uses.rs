@@ -2,7 +2,8 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::{config::Quirks, ids::BlockId};
+use super::config::Quirks;
+use crate::allocator::ids::BlockId;
 use crate::device::StreamId;
 
 /// The streams of every block that more than one stream uses.

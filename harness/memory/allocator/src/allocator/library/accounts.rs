@@ -275,6 +275,14 @@ impl Accounts {
         exceeded(self.limit, &self.stats, size)
     }
 
+    pub(in crate::allocator) const fn stats(&self) -> MemoryStats {
+        self.stats
+    }
+
+    pub(in crate::allocator) fn reset_peaks(&mut self) {
+        self.stats.reset_peaks();
+    }
+
     pub(super) fn snapshot(&self) -> Vec<SegmentInfo> {
         self.segments
             .iter()

@@ -1,5 +1,5 @@
-//! Blocks and segments: slots with links to their neighbors. A segment is a chain of blocks without
-//! gaps, in address order.
+//! Blocks and segments, for all allocators that cut driver allocations: slots with links to their
+//! neighbors. A segment is a chain of blocks without gaps, in address order.
 //!
 //! A block fits one cache line, including its links in the free index. Slot 0 means "no neighbor",
 //! so links can be followed and written without a check. Invariants: a block's address never
@@ -8,11 +8,30 @@
 
 use std::collections::BTreeMap;
 
+use super::bins::Bin;
 use super::ids::{BlockId, StreamPoolId};
-use super::{bins::Bin, config::BLOCK_UNIT, torch::TieOrder};
 use crate::device::{DevicePtr, MemoryRange, StreamId};
 use crate::stats::{BlockInfo, BlockState, PoolKind, SegmentInfo};
 use crate::units::Bytes;
+
+/// The smallest block of PyTorch and the unit of its sizes: `kMinBlockSize`.
+pub(super) const BLOCK_UNIT: u64 = 512;
+
+/// The unit of chunk sizes and addresses: CUDA's guaranteed alignment, and that of most modeled
+/// allocators (`kMinAllocationSize` of TensorFlow, `CUDA_ALLOCATION_ALIGNMENT` of RMM).
+pub(super) const CHUNK_UNIT: Bytes = Bytes(256);
+
+/// The order of free blocks of one size.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum TieOrder {
+    #[default]
+    Address,
+    /// By number. Every new block gets the next number. A split makes a new block of the front
+    /// part; merged blocks get the number of the block that is freed.
+    Block,
+    /// By the number of the segment, then by address. Every new segment gets the next number.
+    Segment,
+}
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum State {
@@ -44,7 +63,7 @@ pub(super) struct Block {
     pub(super) kind: PoolKind,
     pub(super) state: State,
     pub(super) expandable: bool,
-    /// True if other streams use it. [`super::uses`] has the streams.
+    /// True if other streams use it. [`super::caching`] knows the streams.
     pub(super) shared: bool,
 }
 
@@ -270,11 +289,15 @@ impl Blocks {
             .for_each(|id| self[id].state = State::Unmapped);
     }
 
-    pub(super) fn remove_segment(&mut self, whole: BlockId) {
-        debug_assert!(!self[whole].is_split(), "the segment is one block");
-        let address = self[whole].address;
-        self.segments.remove(&address);
-        self.vacate(whole);
+    /// Removes a segment with all its blocks, given the first one.
+    pub(super) fn remove_segment(&mut self, first: BlockId) {
+        self.forget_segment(first);
+        let mut block = first;
+        while !block.is_none() {
+            let next = self[block].next;
+            self.vacate(block);
+            block = next;
+        }
     }
 
     /// Splits an unused block after `size` bytes and returns the rest. Both parts keep the state
@@ -416,6 +439,17 @@ impl Blocks {
                 MemoryRange::new(DevicePtr(self[segment.first].address), Bytes(segment.size))
             })
             .collect()
+    }
+
+    /// The first block and the size of each segment, in address order.
+    pub(super) fn segments(&self) -> impl Iterator<Item = (BlockId, u64)> {
+        (self.segments.values()).map(|segment| (segment.first, segment.size))
+    }
+
+    /// The block that begins at an address. Linear in the blocks of its segment.
+    pub(super) fn at(&self, address: u64) -> Option<BlockId> {
+        self.chain(self.segment(address)?.first)
+            .find(|&id| self[id].address == address)
     }
 
     pub(super) fn first_segment(&self) -> Option<BlockId> {

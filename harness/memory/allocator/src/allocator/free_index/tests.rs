@@ -2,7 +2,8 @@ use std::collections::BTreeSet;
 
 use proptest::prelude::*;
 
-use super::super::{blocks::Blocks, config::BLOCK_UNIT, ids::StreamPoolId, torch::TieOrder};
+use super::super::blocks::{BLOCK_UNIT, Blocks, TieOrder};
+use super::super::ids::StreamPoolId;
 use super::*;
 use crate::device::{DevicePtr, MemoryRange};
 use crate::{stats::PoolKind, units::Bytes};
@@ -26,7 +27,8 @@ proptest! {
         operations in prop::collection::vec((sizes(), any::<prop::sample::Index>(), 0..12_u32),
             1..300)
     ) {
-        let (mut stream_pool, mut blocks) = (FreeBlocks::default(), Blocks::new(TieOrder::Address));
+        let mut stream_pool = FreeBlocks::<BLOCK_UNIT>::default();
+        let mut blocks = Blocks::new(TieOrder::Address);
         let mut model = BTreeSet::new();
         for (step, (size, choice, kind)) in operations.into_iter().enumerate() {
             let best = stream_pool.best_fit(&blocks, size);

@@ -1,7 +1,5 @@
-//! Bins of free blocks by size. Below 4 MiB every multiple of 512 B has its own bin; above, each
-//! doubling has 4096 bins.
-
-use super::config::BLOCK_UNIT;
+//! Bins of free blocks by size. Below 8192 units every multiple of the unit has its own bin; above,
+//! each doubling has 4096 bins.
 
 /// Bins per row, as a power of two.
 const ROW_BITS: u32 = 12;
@@ -20,9 +18,10 @@ impl Bin {
     /// Up to this row all blocks of a bin have one size.
     pub(super) const LAST_EXACT_ROW: usize = 1;
 
+    /// The bin of a size. All sizes that requests round to are multiples of `unit`.
     #[inline(always)]
-    pub(super) fn of(size: u64) -> Self {
-        let units = size / BLOCK_UNIT;
+    pub(super) const fn of(size: u64, unit: u64) -> Self {
+        let units = size / unit;
         // Bins of rows 0 and 1 are one unit wide, so their number is the size in units. The bins of
         // each later row are twice as wide.
         let width = (units | ROW as u64).ilog2() - ROW_BITS;

@@ -1,16 +1,17 @@
 //! The index of free blocks. It finds the best fit: the smallest block that is large enough, and
 //! the lowest address among equal sizes.
 //!
-//! [`FreeBlocks`] has the free blocks of one pool and one stream, in bins by size: below 4 MiB
-//! every multiple of 512 B has its own bin; above, each doubling has 4096 bins. A hierarchy of
-//! bitmaps finds the next non-empty bin in three steps. A bin is a short chain of *heaps*, one for
-//! each size, the smallest first. A heap orders blocks of one size by rank ([`Block::rank`]).
+//! [`FreeBlocks`] has the free blocks of one pool and one stream, in bins by size: below 8192 units
+//! every multiple of the unit has its own bin; above, each doubling has 4096 bins. PyTorch's unit
+//! is 512 B, so sizes below 4 MiB have their own bin. A hierarchy of bitmaps finds the next
+//! non-empty bin in three steps. A bin is a short chain of *heaps*, one for each size, the smallest
+//! first. A heap orders blocks of one size by rank ([`Block::rank`]).
 //!
 //! The heaps are pairing heaps (Fredman, Sedgewick, Sleator and Tarjan,
 //! <https://doi.org/10.1007/BF01840439>). An insertion is one comparison. A removal is logarithmic
 //! in the blocks of that size, amortized. The links are block numbers inside the blocks
 //! ([`HeapLinks`]), so a free allocates no memory and touches no second cache line. A chain is as
-//! long as the number of sizes in its bin: one below 4 MiB, and above limited by the device's
+//! long as the number of sizes in its bin: one below 8192 units, and above limited by the device's
 //! memory to a few dozen.
 //!
 //! The most recently freed block is kept outside the bins, because programs tend to take it next,
@@ -26,13 +27,15 @@ use super::ids::BlockId;
 
 /// Words per bitmap of a row.
 const WORDS: usize = ROW / 64;
+
 #[derive(Clone, Debug, Default)]
-pub(super) struct FreeBlocks {
+pub(super) struct FreeBlocks<const UNIT: u64> {
     /// The most recently freed block, unless it was taken.
     last: BlockId,
     /// The rows that have a block.
     occupied: u64,
-    /// Row 0 has sizes below 2 MiB; row n has sizes from 2ⁿ MiB to twice that. Made on first use.
+    /// Row 0 has sizes below 4096 units; each later row has those up to twice as many. Made on
+    /// first use.
     rows: Rows,
 }
 
@@ -54,7 +57,7 @@ struct Row {
     heads: [BlockId; ROW],
 }
 
-impl FreeBlocks {
+impl<const UNIT: u64> FreeBlocks<UNIT> {
     #[inline(always)]
     pub(super) fn insert(&mut self, blocks: &mut [Block], id: BlockId) {
         let before = std::mem::replace(&mut self.last, id);
@@ -89,6 +92,10 @@ impl FreeBlocks {
         (!found.is_none()).then_some(found)
     }
 
+    pub(super) const fn is_empty(&self) -> bool {
+        self.last.is_none() && self.occupied == 0
+    }
+
     /// All blocks by size, then rank. It sorts them, so it is for rare use.
     pub(super) fn in_order(&self, blocks: &[Block]) -> Vec<BlockId> {
         let mut all: Vec<BlockId> = Some(self.last)
@@ -119,7 +126,7 @@ impl FreeBlocks {
     #[inline(never)]
     fn insert_into_bin(&mut self, blocks: &mut [Block], id: BlockId) {
         let block = &mut blocks[id];
-        let bin = Bin::of(block.size);
+        let bin = Bin::of(block.size, UNIT);
         block.heap = HeapLinks {
             bin,
             ..HeapLinks::ALONE
@@ -163,7 +170,7 @@ impl FreeBlocks {
 
     #[inline(always)]
     fn best_in_bins(&self, blocks: &[Block], size: u64) -> BlockId {
-        let bin = Bin::of(size);
+        let bin = Bin::of(size, UNIT);
         let row = bin.row();
         if let Some(bins) = &self.rows.0[row] {
             let mut from = bin.index();

@@ -111,10 +111,12 @@ def _ends(error):
     """Returns whether an exception ends here. Exceptions that no code of ours raises, such as KeyboardInterrupt, do not."""
     if not isinstance(error, Exception):
         return False
-    try:
-        return not _is_of_program(error)
-    except Exception:
-        return True  # The limit of recursions, or the end of the interpreter.
+    for _ in range(8):
+        try:
+            return not _is_of_program(error)
+        except Exception as another:
+            error = another  # A signal handler of the program interrupts this, too.
+    return True  # The limit of recursions, or the end of the interpreter.
 
 
 def _note_ended(error):

@@ -452,7 +452,7 @@ fn no_public_types_share_a_name_except_the_listed() {
 const WAYS_IN: [&str; 5] = [
     r"\b(register|register_at_fork|register_after_fork|register_callback|addaudithook)\(",
     r"\b(_lazy_call|CFUNCTYPE|Thread|Finalize|finalize|impl|setattr|settrace|setprofile)\(",
-    r"_attach_out_of_memory_observer\(",
+    r"_attach_out_of_memory_observer\(|\bstart_new_thread\(",
     r"\b(meta_path|path_hooks)\.\w+\(|\bsignal\.signal\(",
     // Not the attributes of our own objects, and types of C functions.
     r"^\s*[A-Za-z_][\w.]*\.\w+(, [A-Za-z_][\w.]*)* = ",
@@ -467,7 +467,8 @@ const OF_OURS: [&str; 5] = [
 ];
 /// Ways in of the package for Python, whose functions are guarded by themselves: `ci/pytest` fails
 /// each call of the observer.
-const OF_PACKAGE: [&str; 7] = [
+const OF_PACKAGE: [&str; 8] = [
+    "start_new_thread(self.work, (device, messages, ended))",
     "self.torch._C._cuda_attach_out_of_memory_observer(self.write)",
     "torch.cuda._lazy_call(torch._harness_observer.start)",
     "spec.loader.exec_module = load_and_observe",

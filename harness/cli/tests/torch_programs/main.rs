@@ -330,6 +330,11 @@ fn main() -> ExitCode {
         unknown_torch,
     ));
     trials.push(of_python(
+        "the hook needs neither `open` nor the standard error of the program, and adds no thread",
+        &python,
+        own_open_and_threads,
+    ));
+    trials.push(of_python(
         "names that are no text hide no figure, no line and no error",
         &python,
         names_that_are_no_text,
@@ -2426,6 +2431,27 @@ fn unknown_torch(python: &Path) -> Result<(), Failed> {
         }
     }
     Ok(())
+}
+
+fn own_open_and_threads(python: &Path) -> Result<(), Failed> {
+    let folder = tempfile::tempdir()?;
+    let program = "import builtins, sys, threading, torch; del sys.stderr; builtins.open = None; \
+         print(torch.ones(3, device='cuda').sum().item(), threading.active_count())";
+    let output = harness()
+        .args(["exec", "--report"])
+        .arg(folder.path().join("report.md"))
+        .arg("--")
+        .arg(python)
+        .args(["-c", program])
+        .output()?;
+    let text = String::from_utf8_lossy(&output.stderr);
+    let figures = "peak allocated 1 KiB, 0 retries, 0 out of memory errors\n";
+    let is_failed = ["the hook of harness", "or could not write"].map(|it| text.contains(it));
+    if output.stdout == b"3.0 1\n" && text.contains(figures) && is_failed == [false; 2] {
+        Ok(())
+    } else {
+        Err(format!("{output:?}").into())
+    }
 }
 
 fn names_that_are_no_text(python: &Path) -> Result<(), Failed> {

@@ -6,6 +6,7 @@
 import os
 import stat
 import sys
+from io import open  # The program may replace that of `builtins`.
 
 import harness_guard as guard
 

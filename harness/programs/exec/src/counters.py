@@ -2,6 +2,7 @@
 import collections
 import os
 import struct
+from io import open  # The program may replace that of `builtins`.
 
 # The file begins with seven words: mark, devices, memory, submitted, memory reads, uncomputed reads and waits of frees.
 _DEVICES_AT, _MOST_DEVICES = 56, 120

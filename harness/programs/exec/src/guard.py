@@ -6,6 +6,7 @@ import functools
 import os
 import sys
 import types
+from io import open  # The program may replace that of `builtins`.
 
 _HERE = os.path.dirname(os.path.abspath(__file__)) + os.sep
 # Later places of exceptions of ours are not noted.
@@ -355,13 +356,21 @@ def when_cuda_begins(module, function):
     module._lazy_call(entry(function))
 
 
-def start_thread(name, function):
-    """Starts a thread, for which the program does not wait."""
-    import threading
+def start_thread(function):
+    """Starts a thread that the program neither waits for nor counts. Returns a function that waits for its end."""
+    import _thread
 
-    thread = threading.Thread(target=entry(function), name=name, daemon=True)
-    thread.start()
-    return thread
+    running = _thread.allocate_lock()
+
+    def run():
+        try:
+            function()
+        finally:
+            running.release()
+
+    running.acquire()
+    _thread.start_new_thread(entry(run), ())
+    return running.acquire
 
 
 def callback(function, otherwise=False):

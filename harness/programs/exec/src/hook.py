@@ -11,6 +11,7 @@
 # Finally it runs the sitecustomize that it hides. It only imports modules that Python has already loaded, and changes nothing in processes without torch.
 import os
 import sys
+from io import open  # The program may replace that of `builtins`.
 
 _RUN = os.environ.get("HARNESS_GPU_RUN")
 # The folder with the files of allocation attempts.
@@ -783,7 +784,7 @@ def _sample_allocated(module):
         except Exception:
             pass  # The program is ending, or its allocator has no statistics. Earlier samples are kept.
 
-    _guard.when_cuda_begins(module, lambda: _guard.start_thread("harness-samples", sample))
+    _guard.when_cuda_begins(module, lambda: _guard.start_thread(sample))
 
 
 def _record_history(module):

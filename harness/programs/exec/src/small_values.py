@@ -274,5 +274,5 @@ def begin(path):
         missing[:] = [] if computed and is_unboxed else ["the short way to values of small tensors"] if computed else missing
 
     # PyTorch may begin with the GPU inside of an operation, whose settings a new thread does not have.
-    guard.start_thread("harness-small-values", compute).join()
+    guard.start_thread(compute)()
     return missing

@@ -12,7 +12,7 @@ use harness_exec::trials::faults::{
     FaultCase, FaultReport, RecoveryExpectation, Second, TrialOutcome,
 };
 use harness_exec::trials::largest::LargestReport;
-use harness_exec::trials::least::LeastReport;
+use harness_exec::trials::least::{LeastReport, OrderLeast};
 use harness_exec::trials::settings::{Basis, OtherOrder, SettingsReport, SettingsRow};
 use harness_record::FaultedRuns;
 
@@ -585,29 +585,34 @@ fn notes_on_doubts(doubts: &[Doubt]) -> impl Iterator<Item = String> {
     doubts.iter().map(|doubt| format!("Uncertain: {doubt}."))
 }
 
+/// The least memory that is enough, and the largest tested one that is too little, if any is. Both
+/// have their bytes if they look alike when rounded.
+fn least_sizes(order: &OrderLeast) -> (String, Option<String>) {
+    let [enough, too_little] = [order.enough, order.too_little].map(Bytes);
+    let show = match enough.to_string() == too_little.to_string() {
+        true => words::size,
+        false => |bytes: Bytes| bytes.to_string(),
+    };
+    let less = (too_little > Bytes::ZERO).then(|| show(too_little));
+    (show(enough), less)
+}
+
 fn of_least(report: &LeastReport) -> Parts {
     let first = report.orders.first();
     let sentence = first.map_or_else(
         || "No tested amount of memory is enough.".to_owned(),
         |order| {
-            let less = if order.too_little > 0 {
-                format!(", {} are not", Bytes(order.too_little))
-            } else {
-                String::new()
-            };
-            let [enough, plenty, reserved] =
-                [order.enough, report.plenty, report.peak_reserved].map(Bytes);
+            let (enough, too_little) = least_sizes(order);
+            let less = too_little.map_or_else(String::new, |less| format!(", {less} are not"));
+            let [plenty, reserved] = [report.plenty, report.peak_reserved].map(Bytes);
             format!("{enough} are enough{less}. With {plenty} the program reserved {reserved}.")
         },
     );
     let first = first.map_or(0, |order| order.enough);
     let rows = report.orders.iter().map(|order| {
-        let too_little = Some(order.too_little).filter(|bytes| *bytes > 0).map(Bytes);
-        let enough = format!(
-            "{}{}",
-            Bytes(order.enough),
-            if order.is_monotonic { "" } else { " ?" }
-        );
+        let (enough, too_little) = least_sizes(order);
+        let mark = if order.is_monotonic { "" } else { " ?" };
+        let enough = format!("{enough}{mark}");
         vec![
             order.addresses.clone(),
             enough,

@@ -278,6 +278,29 @@ fn the_least_memory_is_shown_by_the_order_of_addresses() {
 }
 
 #[test]
+fn two_sizes_that_look_alike_are_shown_in_bytes() {
+    let order = OrderLeast {
+        addresses: "up".to_owned(),
+        enough: 1374 * MIB,
+        too_little: 1372 * MIB,
+        is_monotonic: true,
+        runs: 4,
+        difference: None,
+        doubts: Vec::new(),
+    };
+    let report = LeastReport {
+        doubts: Vec::new(),
+        plenty: 8192 * MIB,
+        peak_reserved: 1024 * MIB,
+        orders: vec![order],
+        part: None,
+    };
+    let text = text(Trials::Least(&report), Style::Plain, None);
+    let sentence = "1.34 GiB (1440743424) are enough, 1.34 GiB (1438646272) are not.";
+    assert!(text.starts_with(sentence), "{text}");
+}
+
+#[test]
 fn the_doubts_about_all_runs_are_one_line() {
     let timing = |line: u64| {
         vec![Doubt::Timing {

@@ -6,6 +6,7 @@ use std::path::Path;
 
 use harness_allocator::hash::fnv1a;
 use harness_exec::matrix::MatrixCell;
+use harness_gpu_settings::gpus::Gpu;
 use harness_language::error::{FileError, Problem, choices};
 use harness_language::fields::version;
 use harness_language::located::{Entries, Located, Position, Tree};
@@ -498,12 +499,19 @@ fn axis<'a>(key: &'a Located<String>, value: &Located<Tree>) -> Result<Axis<'a>,
         Problem::new(value.at, format!("`{}` has no values", key.value))
             .help("write a value for all rows, or a list, as in `batch: [8, 16]`")
     })?;
+    let meaning = |value: &str| match Gpu::named(value) {
+        Some(gpu) if key.value == "gpu" => gpu.name.to_string(),
+        _ => value.to_owned(),
+    };
     let mut seen = BTreeMap::new();
     for value in &values {
-        if let Some(before) = seen.insert(&value.value, value.at) {
-            let message = format!("the value `{}` appears twice", value.value);
+        if let Some(before) = seen.insert(meaning(&value.value), value) {
+            let message = match before.value == value.value {
+                true => format!("the value `{}` appears twice", value.value),
+                false => format!("`{}` and `{}` are one GPU", before.value, value.value),
+            };
             return Err(Problem::new(value.at, message)
-                .see(before, "first")
+                .see(before.at, "first")
                 .help("remove one of them"));
         }
     }

@@ -136,6 +136,10 @@ fn each_mistake_has_an_error_with_its_place() {
         (of("x: []"), "2:4: `x` has no values"),
         (of("x: { y: 1 }"), "2:4: `x` has no values"),
         (of("x: [1, 2, 1]"), "2:11: the value `1` appears twice"),
+        (
+            of("x: 1\ngpu: [h200, a100-40, h200-141]"),
+            "3:22: `h200` and `h200-141` are one GPU",
+        ),
         (of("x: 1\nx: 2"), "the key `x` appears twice"),
         (
             of("y: [1]"),

@@ -143,6 +143,16 @@ impl Lists {
         self.recent = (to, id);
     }
 
+    /// Releases the memory of an empty list. It stays, because live chunks may belong to it.
+    pub(super) fn shrink(&mut self, key: FreeList) {
+        if let Some(&id) = self.ids.get(&key)
+            && let Chunks::BestFit(chunks) = &mut self.lists[id.0 as usize].chunks
+            && chunks.is_empty()
+        {
+            **chunks = FreeBlocks::default();
+        }
+    }
+
     /// Removes an empty list, to which no chunk belongs.
     pub(super) fn remove(&mut self, key: FreeList) {
         if let Some(id) = self.ids.remove(&key) {

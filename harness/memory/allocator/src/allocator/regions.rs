@@ -338,7 +338,7 @@ impl Regions {
         }
         if_exists(device.synchronize_stream(stream))?;
         self.poll(pending, device)?;
-        self.take_over(stream, StreamId::DEFAULT, u64::MAX);
+        self.inherit(stream, StreamId::DEFAULT);
         Ok(())
     }
 
@@ -364,6 +364,13 @@ impl Regions {
             self.blocks.set_free_since(id, 0);
             self.merge(id);
         }
+    }
+
+    /// Moves all chunks of a destroyed stream's list to this list.
+    pub(super) fn inherit(&mut self, from: impl Into<FreeList>, to: impl Into<FreeList>) {
+        let from = from.into();
+        self.take_over(from, to, u64::MAX);
+        self.lists.shrink(from);
     }
 
     /// Gives a superblock to another arena.

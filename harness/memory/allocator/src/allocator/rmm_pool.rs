@@ -404,7 +404,7 @@ impl Allocator for RmmPool {
             let to = from.of(StreamId::DEFAULT);
             self.open_list(device, to)?;
             self.events.give_back(self.lists.remove(position).event);
-            self.regions.take_over(from, to, u64::MAX);
+            self.regions.inherit(from, to);
         }
         Ok(())
     }

@@ -357,8 +357,13 @@ fn notes_on_faults(
         )
     });
     let expectation = expectation.map(|expectation| note_on_expectation(report, expectation));
+    // Processes on several GPUs together hold more than the most that one GPU had reserved.
+    let (ends, of) = match first.processes {
+        0 | 1 => ("at its end".to_owned(), ""),
+        all => (format!("at the ends of its {all} processes"), " on one GPU"),
+    };
     let held = first.allocated_at_end.map_or_else(String::new, |bytes| {
-        format!(", left {} allocated at its end", Bytes(bytes))
+        format!(", left {} allocated {ends}", Bytes(bytes))
     });
     let differences = match columns {
         Columns::All => match &report.second {
@@ -376,7 +381,7 @@ fn notes_on_faults(
     let random = note_on_second_run(report);
     let figures = format!(
         "Without failures the program made {} to allocate device memory{held} and reserved at most \
-         {}.{differences} {} Injected: {}.",
+         {}{of}.{differences} {} Injected: {}.",
         words::count(first.attempts, "attempt"),
         Bytes(first.peak_reserved),
         extent(&report.caller),

@@ -42,6 +42,8 @@ pub(crate) struct Values {
     /// The torch counters of programs, by the name of their step. Empty if no process reported
     /// them.
     pub(crate) torch_stats: BTreeMap<StepName, BTreeMap<StatKey, u64>>,
+    /// What storms without a failed request need for one.
+    pub(crate) storm_advice: BTreeMap<StepName, String>,
     /// Optional programs that cannot run here.
     pub(crate) not_run: BTreeSet<StepName>,
     pub(crate) figures: Figures,

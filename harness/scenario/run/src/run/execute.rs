@@ -192,7 +192,17 @@ pub(super) fn check(
     ctx.remember(expectation.value.quantities(), &now);
     let seen = match evaluated {
         Ok(evaluation) if evaluation.holds => return Ok(None),
-        Ok(evaluation) => describe_unmet(&expectation.value, &evaluation, figures),
+        Ok(evaluation) => {
+            let seen = describe_unmet(&expectation.value, &evaluation, figures);
+            let advice = expectation
+                .value
+                .quantities()
+                .find_map(|metric| match metric {
+                    Metric::Report(storm, ReportKey::Ooms) => ctx.values.storm_advice.get(storm),
+                    _ => None,
+                });
+            advice.map_or(seen.clone(), |advice| format!("{seen}; {advice}"))
+        }
         Err(EvaluateError::LookUp(LookUpError::FirstTime(_) | LookUpError::NotRun(_))) => {
             return Ok(None);
         }

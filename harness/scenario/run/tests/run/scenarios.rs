@@ -382,6 +382,20 @@ fn a_storm_that_never_fragments_fails_if_it_should_and_says_what_to_raise() {
     assert_eq!(seen("32MiB", 2), lifetime);
 }
 
+#[test]
+fn an_expected_failure_of_a_storm_without_one_says_what_to_raise() {
+    let storm = "  - storm: { id: s, operations: 50, sizes: 1MiB, live: 8MiB, lifetime: { min: 1, max: 40 } }";
+    let run = run(&format!("{storm}\n  - expect: s.ooms > 0"));
+    assert_eq!(
+        told(&run),
+        [
+            "test.yaml:6:13: expectation: expected s.ooms > 0, seen s.ooms = 0; at most 8 MiB were \
+             allocated: raise `live` towards the memory of `needs`, or mix small and large `sizes`"
+        ]
+    );
+    passes(&format!("{storm}\n  - expect: s.ooms == 0"));
+}
+
 /// Repeats the same request. `w` has most of the memory, and the cached block belongs to another
 /// stream.
 fn recovery(policy: &str, expect: &str, figures: &str, violates: &str) -> String {

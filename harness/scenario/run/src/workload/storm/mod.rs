@@ -175,6 +175,12 @@ fn advice(storm: &Storm, peak_live: u64) -> String {
 }
 
 fn conclude(ctx: &mut RunContext, step: &Step, storm: &Storm, counts: Counts) -> StepResult {
+    if counts.ooms == 0 {
+        let advice = advice(storm, counts.peak_live);
+        ctx.values.storm_advice.insert(storm.id.clone(), advice);
+    } else {
+        ctx.values.storm_advice.remove(&storm.id);
+    }
     let live = ctx.storm(&storm.id);
     let (live_blocks, live_bytes) = (live.count(), live.bytes());
     let mut result = StepResult::default();

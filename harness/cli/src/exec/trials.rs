@@ -611,16 +611,25 @@ impl Options {
         if self.shard.is_none() {
             return Run::new();
         }
-        let options = format!(
-            "alloc-conf {alloc_confs:?}, every-fault {:?}, alone {}, least-memory {}, exact {}, \
-             allow-ooms {}",
-            self.every_fault, self.alone, self.least_memory, self.exact, self.allow_ooms
-        );
+        let of_value = (alloc_confs
+            .iter()
+            .map(|conf| format!("--alloc-conf={conf}")))
+        .chain((self.every_fault).map(|which| format!("--every-fault={which}")));
+        let flags = [
+            (self.alone, "--alone"),
+            (self.least_memory, "--least-memory"),
+            (self.exact, "--exact"),
+            (self.allow_ooms, "--allow-ooms"),
+        ];
+        let given = flags.iter().filter(|(is_given, _)| *is_given);
+        let options: Vec<String> = of_value
+            .chain(given.map(|(_, name)| (*name).to_owned()))
+            .collect();
         let torch = launch.setup.torch_version();
         let mut run = Run::from([
             ("the version of harness".to_owned(), built::identity()),
             ("the command".to_owned(), shown(launch.command)),
-            ("the options".to_owned(), options),
+            ("the options".to_owned(), options.join(" ")),
             ("the machine".to_owned(), launch.machine.to_string()),
             ("torch".to_owned(), torch.to_owned()),
         ]);

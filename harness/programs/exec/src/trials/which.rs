@@ -1,6 +1,6 @@
 //! [`Which`] selects the device allocation attempts that fail.
 
-use std::{collections::BTreeSet, str::FromStr};
+use std::{collections::BTreeSet, fmt, str::FromStr};
 
 use harness_allocator::units::Bytes;
 
@@ -25,6 +25,17 @@ pub enum Which {
      such as `sample:20`"
 )]
 pub struct WhichError(String);
+
+impl fmt::Display for Which {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Some => f.write_str("some"),
+            Self::All => f.write_str("all"),
+            Self::Sample(count) => write!(f, "sample:{count}"),
+            Self::Largest(count) => write!(f, "largest:{count}"),
+        }
+    }
+}
 
 impl FromStr for Which {
     type Err = WhichError;

@@ -64,3 +64,11 @@ proptest! {
         prop_assert!(chosen.iter().all(|index| *index < len));
     }
 }
+
+#[test]
+fn a_selection_is_written_as_it_is_read() {
+    for text in ["some", "all", "sample:5", "largest:4"] {
+        let which: Which = text.parse().expect("it is a selection");
+        assert_eq!(which.to_string(), text);
+    }
+}

@@ -384,7 +384,8 @@ fn a_storm_that_never_fragments_fails_if_it_should_and_says_what_to_raise() {
 
 #[test]
 fn an_expected_failure_of_a_storm_without_one_says_what_to_raise() {
-    let storm = "  - storm: { id: s, operations: 50, sizes: 1MiB, live: 8MiB, lifetime: { min: 1, max: 40 } }";
+    let storm = "  - storm: { id: s, operations: 50, sizes: 1MiB, live: 8MiB, \
+                 lifetime: { min: 1, max: 40 } }";
     let run = run(&format!("{storm}\n  - expect: s.ooms > 0"));
     assert_eq!(
         told(&run),

@@ -138,11 +138,12 @@ pub fn first_sentence(advice: &Advice<'_>, memory: Option<Bytes>) -> String {
             };
             match memory {
                 None => format!(
-                    "It needs {needs} without a change{reserves}, and no setting saves much."
+                    "It needs {needs} without a change{reserves}, and no setting of PyTorch \
+                     saves much."
                 ),
                 Some(_) => format!(
-                    "It fits in {device} without a change, and no setting saves much: it needs \
-                     {needs}{reserves}."
+                    "It fits in {device} without a change, and no setting of PyTorch saves much: \
+                     it needs {needs}{reserves}."
                 ),
             }
         }

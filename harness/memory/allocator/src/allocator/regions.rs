@@ -343,7 +343,7 @@ impl Regions {
     }
 
     /// Moves the chunks of another list that were freed up to a time to this list. The caller has
-    /// ordered the streams of both. Linear in the chunks of the other list.
+    /// ordered the streams of both. Sorts the chunks of the other list.
     pub(super) fn take_over(
         &mut self,
         from: impl Into<FreeList>,
